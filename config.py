@@ -322,11 +322,12 @@ class Preset:
     """That name; filled in by machinery/cli.py."""
 
     def __post_init__(self):
-        sizes = dict(
+        sized = replace(
+            self.data,
             vocab_size=self.data.vocab_size or self.model.vocab_size,
             row_len=self.data.row_len or self.model.seq_len + 1,
         )
-        object.__setattr__(self, "data", replace(self.data, **sizes))
+        object.__setattr__(self, "data", sized)
 
 
 TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: nanochat's ratio (docs/scaling.md)
@@ -342,9 +343,14 @@ def preset_of_depth(depth: int) -> Preset:
     depth 12, then in proportion to the root of the batch, and against the number of weights."""
     n_head = (depth + 1) // 2
     width = 128 * n_head
-    heads = dict(n_head=n_head, n_kv_head=n_head)
-    extras = ("key_offset", "value_embeds")
-    model = GPTConfig(n_layer=depth, n_embd=width, mlp_hidden=4 * width, extras=extras, **heads)
+    model = GPTConfig(
+        n_layer=depth,
+        n_embd=width,
+        n_head=n_head,
+        n_kv_head=n_head,
+        mlp_hidden=4 * width,
+        extras=("key_offset", "value_embeds"),
+    )
     weights = 12 * depth * width**2 + model.padded_vocab * width
     at_12 = 12 * 12 * 768**2 + 32_768 * 768
     batch = 2 ** round(19 + 0.383 * math.log2(weights / at_12))

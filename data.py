@@ -341,11 +341,9 @@ class Order:
 # ----------------------------------------------------------------------------------- the loader
 
 
-def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
-    """Weights by name -> in the order of manifest.sources; None: in proportion to their rows."""
+def mixture_weights(manifest, weights: dict[str, float]) -> list[float]:
+    """Weights by name -> in the order of manifest.sources."""
     names = manifest.sources
-    if weights is None:
-        return [manifest.rows("train", i) for i in range(len(names))]
     unknown = [name for name in weights if name not in names]
     if unknown:
         raise UsageError(f"the mixture names {unknown[0]!r}, the data has {', '.join(names)}")
@@ -353,10 +351,11 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
 
 
 def order_of(manifest, seed=0, weights=None, decay_weights=None, decay_from=0) -> Order:
-    """The order of the training rows; weights by name, as in `mixture_weights`."""
+    """The order of the training rows; weights by name, None: in proportion to the sources' rows."""
     sizes = [manifest.rows("train", i) for i in range(len(manifest.sources))]
+    mixture = sizes if weights is None else mixture_weights(manifest, weights)
     decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
-    return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)
+    return Order(sizes, mixture, seed, decay, decay_from)
 
 
 IGNORED = -100  # a target that does not count: torch's default ignore_index

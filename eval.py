@@ -15,7 +15,7 @@
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
 folder or hf:REPO. `loss`, `choice`, `core` and `noise` append their figures to eval.jsonl in the
 folder of the run or model. Uses the module uncompiled, on one device. bits_per_byte.py has the
-metric, instruments/ the commands. Next: config.py.
+metric, instruments/ the commands. Next: session.py.
 """
 
 import importlib

@@ -196,8 +196,13 @@ class Muon(torch.optim.Optimizer):
         if isinstance(p, DTensor):
             group = p.device_mesh.get_group()
             rows, cols = p.shape
-            whole = dict(shape=(len(u), rows, cols), stride=(rows * cols, cols, 1))
-            u = DTensor.from_local(u, p.device_mesh, [Shard(1)], **whole).full_tensor()
+            u = DTensor.from_local(
+                u,
+                p.device_mesh,
+                [Shard(1)],
+                shape=(len(u), rows, cols),
+                stride=(rows * cols, cols, 1),
+            ).full_tensor()
         world = dist.get_world_size(group) if self.divide or group else 1
         if world == 1:
             return self.orthogonalize(u, self.ns_dtype)

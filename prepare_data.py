@@ -21,7 +21,16 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cli, disk, shards
+from machinery import cli, disk, formats, shards
+from machinery.formats import (
+    DATA_FORMAT,
+    ManifestFile,
+    Shard,
+    SourceFacts,
+    Split,
+    TokenizerFacts,
+    UnitSplit,
+)
 from machinery.output import say
 from preparation import chat, copies, show, sources, worker
 from preparation.reading import Notes
@@ -107,49 +116,58 @@ def merge(
     """Write tokenizer.json and, last of all, the manifest; returns it, and an example of each kind
     of text that was left out."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
-    splits: dict = {"train": {}, "val": {}}
+    splits: dict[str, dict[str, Split]] = {"train": {}, "val": {}}
     facts = []
     notes = Notes()
     for s, source in enumerate(job.sources):
         chosen = [records[unit] for unit in worker.first_units(job, s, records)]
-        counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
-        counts["documents"] = sum(record["documents"] for record in chosen)
-        facts.append({"name": source.name, "spec": source.spec, **counts, **job.facts[s]})
-        for record in chosen:
-            notes.update(record["notes"])
-            notes.examples = record["examples"] | notes.examples
+        facts.append(
+            SourceFacts(
+                name=source.name,
+                spec=source.spec,
+                units=len(chosen),
+                units_in_source=len(job.units[s]),
+                documents=sum(unit.documents for unit in chosen),
+                **job.facts[s],
+            )
+        )
+        for unit in chosen:
+            notes.update(unit.notes)
+            notes.examples = unit.examples | notes.examples
         for split in ("train", "val"):
-            parts = [record["splits"][split] for record in chosen]
+            parts = [unit.splits[split] for unit in chosen]
             # each unit leaves over less than a row; together these make some more rows
-            leftover = [np.array(ids, dtype) for part in parts for ids in part["leftover"]]
+            leftover = [np.array(ids, dtype) for part in parts for ids in part.leftover]
             packed = data.pack(leftover, job.config.row_len, tokenizer.bos_id, worker.BUFFER)
             name = f"{split}/{source.name}/leftover_{job.key[:8]}_{len(chosen):05d}"
             entries = shards.write_shards(packed, job.folder, name, dtype)
             splits[split][source.name] = summary(parts, packed.stats, entries)
-    tree = {
-        "format": shards.FORMAT,
-        "row_len": job.config.row_len,
-        "dtype": dtype,
-        "prepared_from": job.key,
-        "options": job.options,
-        "tokens_wanted": job.tokens,
-        "packing": {"policy": "best_fit", "buffer": worker.BUFFER},
-        "val_fraction": job.config.val_fraction,
-        "tokenizer": {
-            "file": "tokenizer.json",
-            "sha256": tokenizer.sha256,
-            "nfc": tokenizer.nfc,
-            "vocab_size": tokenizer.vocab_size,
-            "bos_id": tokenizer.bos_id,
-            **({"marks": chat.marks(tokenizer)} if job.conversations else {}),
-        },
-        "sources": facts,
-        "splits": splits,
-        "notes": dict(sorted(notes.items())),
-    }
     check_enough(job, splits, notes)
+    made = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
+    file = ManifestFile(
+        format=DATA_FORMAT,
+        row_len=job.config.row_len,
+        dtype=dtype,
+        prepared_from=job.key,
+        options=job.options,
+        tokens_wanted=job.tokens,
+        packing={"policy": "best_fit", "buffer": worker.BUFFER},
+        val_fraction=job.config.val_fraction,
+        tokenizer=TokenizerFacts(
+            sha256=tokenizer.sha256,
+            nfc=tokenizer.nfc,
+            vocab_size=tokenizer.vocab_size,
+            bos_id=tokenizer.bos_id,
+            marks=chat.marks(tokenizer) if job.conversations else None,
+        ),
+        sources=facts,
+        splits=splits,
+        notes=dict(sorted(notes.items())),
+        fingerprint="",
+        made=made,
+    )
+    tree = formats.tree_of(file)
     tree["fingerprint"] = shards.fingerprint(tree)
-    tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
     disk.write_text(job.folder / "tokenizer.json", tokenizer.spec)
     disk.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
@@ -157,29 +175,31 @@ def merge(
     return manifest, notes.examples
 
 
-def summary(parts: list[dict], leftover: data.PackStats, entries: list[dict]) -> dict:
+def summary(parts: list[UnitSplit], leftover: data.PackStats, more: list[Shard]) -> Split:
     """One split of one source: its units and the rows packed from their leftovers, summed."""
     packing = Counter()
+    sums = Counter()
     for part in parts:
-        packing.update(part["packing"])
+        packing.update(part.packing)
+        sums.update(documents=part.documents, bytes=part.bytes, tokens=part.tokens)
     for field in ("rows", "cuts", "splits", "bos"):
         packing[field] += getattr(leftover, field)
     packing["dropped"] += leftover.leftover  # the last partial row of the whole source
     packing["leftover"] = 0
-    return {
-        **{k: sum(part.get(k, 0) for part in parts) for k in ("documents", "bytes", "tokens")},
-        "rows": packing["rows"],
-        "packing": dict(packing),
-        "shards": [shard for part in parts for shard in part["shards"]] + entries,
-    }
+    return Split(
+        **sums,
+        rows=packing["rows"],
+        packing=dict(packing),
+        shards=[shard for part in parts for shard in part.shards] + more,
+    )
 
 
-def total(by_source: dict) -> Counter:
+def total(by_source: dict[str, Split]) -> Counter:
     """Documents, bytes, tokens, rows, cuts and dropped tokens of a split, over all its sources."""
     t = Counter()
-    for facts in by_source.values():
-        t.update({key: facts[key] for key in ("documents", "bytes", "tokens", "rows")})
-        t.update({key: facts["packing"][key] for key in ("cuts", "dropped")})
+    for part in by_source.values():
+        t.update(documents=part.documents, bytes=part.bytes, tokens=part.tokens)
+        t.update({key: part.packing[key] for key in ("rows", "cuts", "dropped")})
     return t
 
 
@@ -198,8 +218,9 @@ def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
 def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
     """The lines printed at the end of a preparation. examples: of what was left out, by reason."""
     lines = []
-    splits = manifest.tree["splits"]
-    documents = sum(facts["documents"] for facts in manifest.tree["sources"])
+    facts = manifest.facts
+    splits = facts.splits
+    documents = sum(source.documents for source in facts.sources)
     parts = sum(total(by_source)["documents"] for by_source in splits.values())
     what = "documents" if parts <= documents else "pieces of documents"
     for split in ("train", "val"):
@@ -217,15 +238,14 @@ def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) 
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
             "give more text, or a larger --val_fraction in another --data_dir"
         )
-    for oddity, n in manifest.tree["notes"].items():
+    for oddity, n in facts.notes.items():
         share = f" ({n / documents:.1%} of all)" if oddity.startswith("documents") else ""
         example = f", for example {examples[oddity]}" if oddity in examples else ""
         lines.append(f"note  {n:,} {oddity}{share}{example}")
-    for facts in manifest.tree["sources"]:
-        others = facts.get("not_read")
-        if others:
-            kinds = ", ".join(f"{n:,} {kind}" for kind, n in others.items())
-            lines.append(f"note  files of {facts['name']} that were not read: {kinds}")
+    for source in facts.sources:
+        if source.not_read:
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in source.not_read.items())
+            lines.append(f"note  files of {source.name} that were not read: {kinds}")
     lines.append(
         f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint "
         f"{manifest.fingerprint[:16]}, vocabulary {manifest.vocab_size:,}, rows of "

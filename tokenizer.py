@@ -119,33 +119,33 @@ class Tokenizer:
             and tuple(added) == SPECIAL_TOKENS
             and merged == list(range(first_merged, self.vocab_size))
         )
-        options = dict(pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
-        self._tiktoken = tiktoken.Encoding("nano2049", **options) if is_ours else None
+        self._tiktoken = None
+        if is_ours:
+            self._tiktoken = tiktoken.Encoding(
+                "nano2049", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={}
+            )
         self._tokenizers = bpe
         if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):
             raise _other_kind("it leaves out, adds or changes some of the text")
 
     @classmethod
     def train(
-        cls,
-        texts: Iterable[str],
-        vocab_size: int,
-        *,
-        nfc: bool = False,
-        min_frequency: int = 2,  # with 5, 170 KB of text give only 2,600 of 4,096 tokens
-        progress: bool = False,
+        cls, texts: Iterable[str], vocab_size: int, *, nfc: bool = False, progress: bool = False
     ) -> "Tokenizer":
-        """Learn `vocab_size` tokens, or fewer once no pair occurs `min_frequency` times."""
+        """Learn `vocab_size` tokens, or fewer once no pair occurs twice."""
         from tokenizers import pre_tokenizers, trainers
 
         smallest = 256 + len(SPECIAL_TOKENS)  # every byte
         if vocab_size < smallest:
             raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
         bpe = _blank(nfc)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        options = dict(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress)
-        options |= dict(special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet)
-        trainer = trainers.BpeTrainer(**options)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,  # with 5, 170 KB of text give only 2,600 of 4,096 tokens
+            show_progress=progress,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
         # Read in this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
         pieces = [
             piece for text in texts for part in blocks(normalize(text)) for piece in _cut(part)
@@ -183,8 +183,10 @@ class Tokenizer:
         if self._tiktoken is None:
             ids = of_library(self._tokenizers.encode, text, add_special_tokens=False).ids
             return np.array(ids, np.uint32)
-        options = dict(allowed_special=set(), disallowed_special=())  # both: as plain text
-        parts = [self._tiktoken.encode_to_numpy(block, **options) for block in blocks(text)]
+        parts = [  # with special tokens as plain text
+            self._tiktoken.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
+            for block in blocks(text)
+        ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def encode(self, text: str) -> list[int]:

@@ -5,24 +5,20 @@ checkpoint: bit for bit on a CPU with the same number of threads, up to rounding
 order of summation is not fixed).
 
 Read `take_steps` first: it is the optimization loop. `train` logs, saves and evaluates around it;
-`main` parses, plans and builds what they need, and `finish` ends the run. `Run` holds the parts,
-`Progress` the counters, `Step` the numbers of one step. A rank is one process, with one GPU of its
-own; in data parallel (ddp) each has a whole model and rows of its own, with FSDP each keeps a share
-of every weight as well. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T
-positions. Next: tokenizer.py, where the ids come from.
+`finish` ends the run. `Run` (session.py) holds the parts, which are built there, and the counters;
+`Step` has the numbers of one step. A rank is one process, with one GPU of its own; in data parallel
+(ddp) each has a whole model and rows of its own, with FSDP each keeps a share of every weight as
+well. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions. Next:
+tokenizer.py, where the ids come from.
 """
 
-import gc
 import math
 import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from types import ModuleType
+from dataclasses import dataclass
 
 # Let the GPU's memory be extended in place, so that less is lost in gaps between tensors of many
 # sizes. `import torch` reads it; what you have set, under its older name too, stays.
@@ -33,56 +29,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-import config as cfg
 import data
-import flops
 import optim
+import session
 from bits_per_byte import loss_and_bpb, score_text, sums_of
-from machinery import build, checkpoint, cli, folders, ranks, shards, trained
+from machinery import checkpoint, cli, folders, formats
 from machinery import log as logs
 from machinery.errors import NonFiniteError
-from machinery.log import Log, is_done, write_report
-from machinery.plan import Plan, make_plan
-from machinery.shards import Manifest
-
-
-@dataclass(frozen=True)
-class Run:
-    """The parts of a run, built and ready to use."""
-
-    preset: cfg.Preset  # filled in from the data and the plan
-    plan: Plan
-    world: ranks.World
-    manifest: Manifest
-    log: Log
-    signals: ranks.Signals
-    model: torch.nn.Module  # saved and sampled from
-    step_model: torch.nn.Module  # the same weights, compiled
-    val_model: torch.nn.Module  # the same weights, compiled only on a GPU
-    optimizers: list[torch.optim.Optimizer]
-    checkpoints: checkpoint.Checkpointer
-    loader: data.RowLoader
-    meter: flops.Meter
-    token_bytes: Tensor  # (V,): bytes of text per token id
-    report: ModuleType | None  # which writes report.html; None without instruments/
-
-
-@dataclass
-class Progress:
-    """How far the run has come. Data position and token count follow from `step` and the plan."""
-
-    step: int = 0  # optimizer steps taken
-    best_bpb: float = math.inf
-    skipped: int = 0  # steps with non-finite numbers, which changed no weights
-    scale: float = optim.FIRST_SCALE  # the loss scale of fp16 (optim.next_scale)
-    good_steps: int = 0  # steps without overflow since the scale changed
-    resumed_at: int = 0
-    saved_step: int = -1
-    saved_at: float = 0.0  # time.monotonic()
-    started_at: float = field(default_factory=time.monotonic)
-    # What the ranks agreed on in the latest step:
-    stop: int = 0  # the signal that ends the run
-    save_now: bool = False  # by the first rank's clock, a checkpoint is due
+from machinery.log import write_report
+from session import Run
 
 
 @dataclass(frozen=True)
@@ -109,118 +64,35 @@ class Step:
 
 
 def main(argv: list[str]) -> int:
-    """Parse, plan, build, train, finish. Whatever must be closed goes on `stack` once made."""
-    typed = cli.parse("train.py", "train", argv)
-    preset = typed  # the model, the data and the plan fill in the rest
-    options = typed.run
-    world = ranks.start(options.device, typed.train.dtype)
-    foreign = None  # the model of another program that training begins from
-    if options.init_from and trained.is_export(Path(options.init_from)):
-        from hf import imported
-
-        foreign = imported.ForeignModel(options.init_from)
-        preset = foreign.complete(typed)
-    if options.plan:
-        from instruments.run import forecast
-
-        return forecast.show(preset, world)
-    folder = options.data_dir
-    if options.stage or shards.is_published(folder):
-        from stores import stage
-
-        folder = stage.once_per_node(folder, options.stage, world)
-    manifest, preset = folders.open_data(folder, preset)
-    if foreign:
-        foreign.check_data(manifest, preset)
-    plan = make_plan(preset, world)
-    # --tokens was another way to say --steps: from here on the latter alone is set.
-    preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
-    log = Log(Path(options.run_dir), world.is_first, options.wandb)
-    progress = Progress()
-    order = folders.training_order(preset, plan, manifest)
-    about = build.describe(typed, preset, plan, manifest, order, world)
-    with ExitStack() as stack:
-        stack.enter_context(folders.lock_run(preset, manifest, world))
-        mirror = None  # gets copies of the checkpoints
-        if options.mirror:
-            from stores import mirror as mirrors
-
-            mirror = stack.enter_context(mirrors.open_mirror(options, log))
-        stack.enter_context(log.outcome(progress))
-        log.print(about)
-        stack.enter_context(build.explain_errors(argv, world, progress))
-        model = build.build_model(preset.model, plan, world, preset.train.seed)
-        optimizers = build.build_optimizers(model, preset, plan, world)
-        checkpoints = build.open_checkpoints(preset, plan, log, mirror)
-        stack.push(checkpoints.leave)  # a save in flight ends first
-        state = build.load(checkpoints, model, optimizers, preset, manifest, foreign)
-        if state:
-            plan = resume(state, preset, plan, log, progress)
-        if progress.step >= plan.steps and world.team.on_first(lambda: is_done(log.run_dir)):
-            log.print(
-                f"{log.run_dir} is finished ({progress.step:,} steps); python eval.py sample "
-                f"--run_dir {str(log.run_dir)!r} shows what it writes"
-            )
-            checkpoints.finish()  # a mirror gets the files it lacks
+    """Open the run, take its steps, finish it."""
+    with session.open_run(argv) as run:
+        if run is None:  # --plan was printed, or every step was taken before
             return 0
-        signals = ranks.Signals()
-        # The plan changes if a micro-batch does not fit in memory: it is made smaller.
-        step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-        loader = build.open_loader(manifest, order, plan, world, progress.step)
-        stack.callback(loader.close)
-        run = Run(
-            preset=preset,
-            plan=plan,
-            world=world,
-            manifest=manifest,
-            log=log,
-            signals=signals,
-            model=model,
-            step_model=step_model,
-            val_model=val_model,
-            optimizers=optimizers,
-            checkpoints=checkpoints,
-            loader=loader,
-            meter=build.make_meter(model, world, options),
-            token_bytes=torch.from_numpy(manifest.token_bytes()).to(world.device),
-            report=find_report() if world.is_first else None,
-        )
-        log.begin(progress.step, eval_is_due(run, progress), logs.start_of(argv, preset, world))
-        gc.collect()
-        gc.freeze()  # these objects live to the end: the collector need not keep scanning them
-        if options.profile:
+        run.log.begin(run.progress.step, eval_is_due(run), logs.start_of(argv, run))
+        if run.preset.run.profile:
             from instruments.run import profiler
 
-            return profiler.run(run, take_steps(run, progress), log_step, progress)
-        train(run, progress)
-        return finish(run, progress)
-
-
-def find_report() -> ModuleType | None:
-    """The instrument that draws the run, unless it was deleted."""
-    try:
-        from instruments.pages import report
-    except ImportError:
-        return None
-    return report
+            return profiler.run(run, take_steps(run), log_step)
+        train(run)
+        return finish(run)
 
 
 # -------------------------------------------------------------------------------------- the loop
 
 
-def train(run: Run, progress: Progress) -> None:
+def train(run: Run) -> None:
     """Take the steps; log each one, save and evaluate when due."""
-    if eval_is_due(run, progress):
-        evaluate(run, progress)  # on resume too: a kill may have come between save and validation
-    for step in take_steps(run, progress):
-        log_step(run, progress, step)
-        if save_is_due(run, progress):
-            save(run, progress)  # before the validation: a kill during it then loses no step
-        if eval_is_due(run, progress) and not progress.stop:  # a signal leaves no time for it
-            evaluate(run, progress)
+    if eval_is_due(run):
+        evaluate(run)  # on resume too: a kill may have come between save and validation
+    for step in take_steps(run):
+        log_step(run, step)
+        if save_is_due(run):
+            save(run)  # before the validation: a kill during it then loses no step
+        if eval_is_due(run) and not run.progress.stop:  # a signal leaves no time for it
+            evaluate(run)
 
 
-def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
+def take_steps(run: Run) -> Iterator[Step]:
     """Take one optimizer step after another, until the last one or a signal; yield the numbers of
     each.
 
@@ -230,6 +102,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
     `tokens_per_step`, and afterwards the gradients are multiplied by tokens_per_step / counted.
     """
     plan, world, config = run.plan, run.world, run.preset.train
+    progress = run.progress
     is_fp16 = world.dtype == torch.float16
     progress.saved_at = time.monotonic()
     run.meter.start()
@@ -257,7 +130,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
             norm = norm.full_tensor()  # (), of all ranks' parts
 
         # The one place where the host waits for the device, and where a step is judged.
-        totals, norm = agree(run, progress, sums, norm)
+        totals, norm = agree(run, sums, norm)
         # What makes the gradients those of the mean loss: they were divided by tokens_per_step, not
         # by the targets that count, and in fp16 multiplied by the loss scale.
         factor = plan.tokens_per_step / max(totals["counted"], 1)
@@ -290,12 +163,11 @@ def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
         yield step
 
 
-def agree(
-    run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor
-) -> tuple[dict[str, float], float]:
+def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> tuple[dict[str, float], float]:
     """Sum a step's numbers over the ranks; `norm` is the same on all of them already. Set
     progress.stop and progress.save_now if one rank was asked to stop, or the first is to save. It
     takes one all-reduce and one copy to the host."""
+    progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
     save_now = save_now or run.checkpoints.error is not None  # so that all ranks raise it
@@ -314,30 +186,40 @@ def agree(
     return dict(zip(sums, numbers)), norm  # by name; the flags, at the end, have none
 
 
-def log_step(run: Run, progress: Progress, step: Step) -> None:
+def log_step(run: Run, step: Step) -> None:
     """Log a step, or warn or raise if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
     wait_s = run.loader.pop_wait_s()
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
-    record = dict(step=step.number, tokens=step.number * plan.tokens_per_step)
+    tokens = step.number * plan.tokens_per_step
     if step.bad:
-        skip_or_raise(run, progress, step)
-        log.write(record | dict(skipped=progress.skipped) | step.more)
+        skip_or_raise(run, step)
+        line = formats.SkippedLine(step=step.number, tokens=tokens, skipped=run.progress.skipped)
+        log.write(line, **step.more)
         return
-    record |= dict(loss=step.loss, bpb=step.bpb, lr=step.lr, norm=step.norm)
-    record |= dict(time=time.time(), step_s=step_s) | run.meter.summary()
-    # The report reads from `watch` what may have slowed a step down.
-    record |= dict(watch=dict(saving=run.checkpoints.busy, wait_s=wait_s))
-    log.write(record | step.more)
+    line = formats.StepLine(
+        step=step.number,
+        tokens=tokens,
+        loss=step.loss,
+        bpb=step.bpb,
+        lr=step.lr,
+        norm=step.norm,
+        time=time.time(),
+        step_s=step_s,
+        watch=formats.Watch(wait_s=wait_s, saving=run.checkpoints.busy),
+        **run.meter.summary(),
+    )
+    log.write(line, **step.more)
     long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
     if step.number in (1, plan.steps) or is_due(step.number, options.log_every) or long_silent:
         left_s = logs.time_left_s(run, step.number)
-        log.print(logs.step_line(record, plan.steps, left_s, step.more))
+        log.print(logs.step_line(line, plan.steps, left_s, step.more))
 
 
-def skip_or_raise(run: Run, progress: Progress, step: Step) -> None:
+def skip_or_raise(run: Run, step: Step) -> None:
     """Count a step that changed no weights; NonFiniteError if that is one more than allowed. An
     overflow of fp16 does not count: the next step has a smaller loss scale."""
+    progress = run.progress
     allowed = run.preset.run.skip_nonfinite
     text = f"step {step.number}: loss {step.loss}, gradient norm {step.norm}; no weight was changed"
     if step.overflow:
@@ -362,25 +244,25 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def save_is_due(run: Run, progress: Progress) -> bool:
+def save_is_due(run: Run) -> bool:
     """Every save_every and keep_every steps, when save_minutes have passed (`agree` finds out),
     after the last step, and at the plan's keep_step, the last before the learning rate falls: a
     longer run can begin from there."""
-    step = progress.step
+    step = run.progress.step
     options = run.preset.run
     by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
-    return by_steps or progress.save_now or step in (run.plan.keep_step, run.plan.steps)
+    return by_steps or run.progress.save_now or step in (run.plan.keep_step, run.plan.steps)
 
 
-def eval_is_due(run: Run, progress: Progress) -> bool:
+def eval_is_due(run: Run) -> bool:
     """At the start too: a validation that fails should fail in the first minute."""
-    step = progress.step
+    step = run.progress.step
     return step in (0, run.plan.steps) or is_due(step, run.preset.run.eval_every)
 
 
 def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, str]:
     """Score the first `rows` validation rows and log the figures, their names prefixed with
-    `prefix`; returns bits per byte and the text to print."""
+    `prefix`, which is "full_" for all rows; returns bits per byte and the text to print."""
     manifest, world, plan = run.manifest, run.world, run.plan
     batches = data.val_batches(
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
@@ -390,40 +272,46 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
     epochs = run.loader.order.epochs(step * plan.rows_per_step)  # so far, by source
+    kind = formats.FullValidationLine if prefix else formats.ValidationLine
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
-    record = dict(step=step, tokens=step * plan.tokens_per_step, val_rows=rows)
-    record["epochs"] = {name: round(n, 4) for name, n in zip(manifest.sources, epochs)}
-    run.log.write(record | {prefix + name: figure for name, figure in figures.items()})
+    line = kind(
+        step=step,
+        tokens=step * plan.tokens_per_step,
+        val_rows=rows,
+        epochs={name: round(n, 4) for name, n in zip(manifest.sources, epochs)},
+        **{prefix + name: figure for name, figure in figures.items()},
+    )
+    run.log.write(line)
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{logs.sources_line(by_source)}"
     )
 
 
-def evaluate(run: Run, progress: Progress) -> None:
+def evaluate(run: Run) -> None:
     """Score the first `eval_tokens` validation targets; save and keep the best model so far."""
+    progress = run.progress
     step = progress.step
-    plan = run.plan
-    rows = max(run.preset.run.eval_tokens // plan.seq_len, plan.world_size)
+    rows = max(run.preset.run.eval_tokens // run.plan.seq_len, run.plan.world_size)
     bpb, text = validate(run, step, min(rows, run.manifest.rows("val")))
     is_best = bpb < progress.best_bpb
     run.log.print(f"step {step:,} | {text}{' (best)' if is_best else ''}")
     progress.best_bpb = min(progress.best_bpb, bpb)
     if is_best and step:
         if progress.saved_step != step:
-            save(run, progress)
+            save(run)
         run.checkpoints.mark_best(step)  # once it is saved
     with run.meter.paused("report"):
-        run.log.print(write_report(run.log, run.report, run, step))
+        run.log.print(write_report(run, sample=True))
 
 
-def save(run: Run, progress: Progress, wait: bool = False) -> None:
-    """Checkpoint this step: written in the background, unless `wait`. The Checkpointer adds the
-    world size."""
+def save(run: Run, wait: bool = False) -> None:
+    """Checkpoint this step: written in the background, unless `wait`."""
     preset = run.preset
     plan = run.plan
+    progress = run.progress
     step = progress.step
-    state = dict(
+    trainer = formats.Trainer(
         step=step,
         best_bpb=progress.best_bpb,
         eval_tokens=preset.run.eval_tokens,
@@ -433,43 +321,29 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
         micro_batch=plan.micro_batch,
         tokens=step * plan.tokens_per_step,  # for human readers: `step` determines it
         identity=folders.identity(preset, run.manifest),
-        model=asdict(preset.model),
+        model=preset.model,
+        world_size=plan.world_size,
         data_dir=preset.run.data_dir,  # as typed, not the local copy
         dtype=str(run.world.dtype),
     )
     with run.meter.paused("save"):
-        run.checkpoints.save(step, run.model, run.optimizers, state, wait=wait)
+        run.checkpoints.save(trainer, run.model, run.optimizers, wait=wait)
     progress.saved_at = time.monotonic()
     progress.saved_step = step
     progress.save_now = False
 
 
-def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
-    """Restore the progress from a checkpoint's state; returns the plan with its micro-batch."""
-    progress.step = progress.resumed_at = progress.saved_step = state["step"]
-    progress.skipped = state["skipped"]
-    progress.scale = min(max(1.0, state["fp16_scale"]), optim.LARGEST_SCALE)
-    progress.good_steps = state["fp16_good_steps"]
-    if state["eval_tokens"] == preset.run.eval_tokens:  # else its score is of other rows
-        progress.best_bpb = state["best_bpb"]
-    if plan.auto_micro_batch and state["world_size"] == plan.world_size:
-        # another order of summation would not give the same bits
-        plan = replace(plan, micro_batch=state["micro_batch"])
-    log.print(f"resumed at step {progress.step:,} with micro-batches of {plan.micro_batch} rows")
-    return plan
-
-
-def finish(run: Run, progress: Progress) -> int:
+def finish(run: Run) -> int:
     """The last checkpoint, the full validation, the report. Returns the exit code."""
     log = run.log
-    step = progress.step
-    stop = progress.stop
-    if progress.saved_step != step:
-        save(run, progress, wait=True)
+    step = run.progress.step
+    stop = run.progress.stop
+    if run.progress.saved_step != step:
+        save(run, wait=True)
     run.checkpoints.join(raises=True)
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)
-        write_report(log, run.report)
+        write_report(run)
         run.checkpoints.finish()  # the mirror gets the last files
         log.print(
             f"stopped by {signal.Signals(stop).name} after step {step:,}; the same command resumes"
@@ -477,7 +351,7 @@ def finish(run: Run, progress: Progress) -> int:
         return 128 + stop
     _, text = validate(run, step, run.manifest.rows("val"), prefix="full_")
     log.status("done", step=step, exit_code=0)
-    log.print(logs.done_text(run, progress, text, write_report(log, run.report)))
+    log.print(logs.done_text(run, text, write_report(run)))
     run.checkpoints.finish()
     return 0
 

@@ -24,7 +24,6 @@ from bits_per_byte import score_text
 from machinery import trained
 from machinery.shards import Manifest
 from preparation import stdlib_chats
-from tokenizer import Tokenizer
 
 MOST = 48  # tokens of an answer
 SAID = ("arguments", "count", "again", "greeting")  # the others must be remembered
@@ -72,9 +71,10 @@ def exchanges(model, manifest: Manifest) -> list[tuple[list[int], list[int], boo
 def measure(run: str, folder: str, every: int) -> dict:
     which = trained.find_model(run)
     config = trained.EvalConfig(**which, data_dir=folder, device="cpu", dtype="fp32")
-    model, trainer = eval.load_model(config)
-    manifest = trained.open_data(config, trainer)
-    tokenizer = Tokenizer.load(manifest.tokenizer_file())
+    loaded = eval.load_model(config)
+    model = loaded.model
+    manifest = loaded.data
+    tokenizer = loaded.tokenizer
     end = manifest.marks[2]
     token_bytes = torch.from_numpy(tokenizer.token_bytes)
     counts = defaultdict(Counter)

@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from config import PRESETS
+from config import PRESETS, GPTConfig
 from machinery.checkpoint import Checkpointer, checkpoints, why_invalid
+from machinery.formats import Trainer
 from model import GPT
 from optim import adamw
 
@@ -61,8 +62,9 @@ def main() -> None:
         stall_s = []
         total_s = []
         for step in range(args.repeats):
-            sync_s.append(timed(lambda: sync.save(step, model, optimizers, {}, wait=True)))  # noqa: B023
-            stall_s.append(timed(lambda: background.save(step, model, optimizers, {})))  # noqa: B023
+            trainer = Trainer(step=step, tokens=0, identity={}, model=GPTConfig())
+            sync_s.append(timed(lambda: sync.save(trainer, model, optimizers, wait=True)))  # noqa: B023
+            stall_s.append(timed(lambda: background.save(trainer, model, optimizers)))  # noqa: B023
             total_s.append(stall_s[-1] + timed(background.join))
 
         newest = checkpoints(root / "async")[0]

@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data  # noqa: E402
 import prepare_data  # noqa: E402
 import train  # noqa: E402
-from config import GPTConfig  # noqa: E402
 from instruments.exams import loss  # noqa: E402
 from machinery import checkpoint, shards  # noqa: E402
 from model import GPT  # noqa: E402
@@ -52,7 +51,7 @@ def prepare(folder: Path) -> None:
 
 def losses(path: Path, manifest: shards.Manifest, theta: float) -> torch.Tensor:
     """(T of the data,): nats at each position with the weights in path, for rows of any length."""
-    config = GPTConfig(**checkpoint.read_trainer(path)["model"])
+    config = checkpoint.read_trainer(path).model
     model = GPT(replace(config, seq_len=manifest.row_len - 1, rope_theta=theta))
     model.init_weights()
     checkpoint.load_model(path, model)

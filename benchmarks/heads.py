@@ -18,14 +18,15 @@ import data
 import eval as evaluate
 from instruments.pages.look import BIT, Probe, copy_test, describe_heads, nats_of
 from machinery import checkpoint
-from machinery.trained import EvalConfig, open_data
+from machinery.trained import EvalConfig
 
 
 def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
     """A line of the table."""
     config = EvalConfig(checkpoint=str(path), data_dir=data_dir, device="cpu", dtype="fp32")
-    model, trainer = evaluate.load_model(config)
-    manifest = open_data(config, trainer)
+    loaded = evaluate.load_model(config)
+    model = loaded.model
+    manifest = loaded.data
     size = torch.from_numpy(manifest.token_bytes())
     rows = [inputs[0] for inputs, *_ in data.val_batches(manifest, 1, n_rows)]
     probes = [Probe(model) for _ in rows]
@@ -42,7 +43,7 @@ def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
             change += ((nats_of(off(ids), ids) - nats) * (size[ids[1:]] > 0)).sum().item()
         return change / BIT / n_bytes
 
-    cells = [f"{trainer['step']}"]
+    cells = [f"{loaded.origin.step}"]
     for pattern in ("previous", "test"):
         best = max(heads, key=lambda head: head["places"][pattern][0])
         layer, head, share = best["layer"], best["head"], best["places"][pattern][0]

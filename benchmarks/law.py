@@ -17,7 +17,8 @@ from pathlib import Path
 import runs
 from config import UsageError, find_preset, install
 from machinery import cli, disk
-from machinery.log import read_jsonl, short
+from machinery.formats import read_lines
+from machinery.log import short
 from machinery.plan import steps_for
 from runs import ROOT, table
 
@@ -315,10 +316,10 @@ def as_file(law: Law) -> dict:
 def main(argv: list[str]) -> int:
     if argv:
         raise UsageError(f"law.py takes no {argv[0]}: it reads SCALING.jsonl and PUBLISHED.jsonl")
-    rows = newest(read_jsonl(HERE / "SCALING.jsonl", bool))
+    rows = newest(read_lines(HERE / "SCALING.jsonl", dict))
     grid = [r for r in rows if r["name"] == "base" and r["data"] == "scaling" and r["seed"] == 0]
     ours, text = our_law(grid)
-    theirs = Law(read_jsonl(HERE / "PUBLISHED.jsonl", bool))
+    theirs = Law(read_lines(HERE / "PUBLISHED.jsonl", dict))
     disk.write_text(LAW, json.dumps(as_file(theirs)) + "\n")
     about = sorted({(r["machine"], r["torch"], r["fingerprint"]) for r in grid})
     sections = [

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from data import RowLoader, order_of
-from machinery import disk, shards
+from machinery import disk, formats, shards
 from machinery.shards import Manifest
 
 H100_ROWS_PER_S = 250
@@ -47,7 +47,7 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
         total += size
     (folder / "tokenizer.json").write_text("{}")
     sha256 = disk.sha256_of(folder / "tokenizer.json")
-    tree = dict(format=shards.FORMAT, row_len=row_len, dtype="<u2", sources=[{"name": "web"}])
+    tree = dict(format=formats.DATA_FORMAT, row_len=row_len, dtype="<u2", sources=[{"name": "web"}])
     tree["tokenizer"] = dict(vocab_size=50_000, bos_id=0, sha256=sha256)
     train = dict(rows=rows * len(entries), shards=entries)
     val = dict(rows=0, shards=[])

@@ -45,6 +45,7 @@ from bits_per_byte import score_text
 from machinery import build, folders, ranks
 from machinery.plan import make_plan
 from runs import ROOT
+from session import Progress, Run
 from throughput import (
     HEADER,
     build_run,
@@ -146,7 +147,7 @@ class Peer:
         self.model.zero_grad(set_to_none=True)
         return float(total) / grad_accum
 
-    def losses(self, run: train.Run, seed: int, horizon: int) -> Iterator[float]:
+    def losses(self, run: Run, seed: int, horizon: int) -> Iterator[float]:
         """Train from new weights on the rows of `run`, for `horizon` steps with the schedules of
         base_train.py; yields the loss of each."""
         torch.manual_seed(42 + seed)  # base_train.py has 42
@@ -167,7 +168,7 @@ class Peer:
         finally:
             loader.close()
 
-    def scored(self, run: train.Run) -> nn.Module:
+    def scored(self, run: Run) -> nn.Module:
         """The model as bits_per_byte.score_text calls it."""
         model = self.model
 
@@ -321,7 +322,7 @@ class Ours:
 
     name = "ours"
 
-    def losses(self, run: train.Run, seed: int, horizon: int) -> Iterator[float]:
+    def losses(self, run: Run, seed: int, horizon: int) -> Iterator[float]:
         """As Peer.losses."""
         torch.manual_seed(seed)
         run.model.init_weights()
@@ -334,27 +335,27 @@ class Ours:
         order = folders.training_order(preset, plan, run.manifest)
         loader = build.open_loader(run.manifest, order, plan, run.world, 0)
         try:
-            own = replace(run, preset=preset, plan=plan, loader=loader)
-            for step in train.take_steps(own, train.Progress()):
+            own = replace(run, preset=preset, plan=plan, loader=loader, progress=Progress())
+            for step in train.take_steps(own):
                 if step.bad:
                     raise FloatingPointError(f"step {step.number}: the loss is not finite")
                 yield step.loss
         finally:
             loader.close()
 
-    def scored(self, run: train.Run) -> nn.Module:
+    def scored(self, run: Run) -> nn.Module:
         """The model as bits_per_byte.score_text calls it."""
         return run.model
 
 
-def score(side, run: train.Run, rows: int) -> float:
+def score(side, run: Run, rows: int) -> float:
     """Bits per byte of the first held-out rows; eager, so that no further graph is compiled."""
     at_once = min(8, rows)
     batches = data.val_batches(run.manifest, at_once, rows, device=run.world.device)
     return score_text(side.scored(run), batches, run.token_bytes, at_once, run.manifest.sources)[1]
 
 
-def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
+def open_run(args, run_dir: str, stack: ExitStack) -> Run:
     """The run of the preset, on the data that was given and with the batch that was."""
     preset = find_preset(args.preset)
     tokens = args.tokens_per_step or preset.train.tokens_per_step
@@ -367,7 +368,7 @@ def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
     return build_run(preset, world, manifest, stack)
 
 
-def steps_that_fit(sides: list, run: train.Run, rows: int, ends_at: float, seeds: int) -> int:
+def steps_that_fit(sides: list, run: Run, rows: int, ends_at: float, seeds: int) -> int:
     """Steps for each side and seed, so that all ends at that time; 15% of it is spare."""
     times = [time_of(side, run, rows) for side in sides]
     a_step, a_score = map(sum, zip(*times))
@@ -433,7 +434,7 @@ def mean_before(losses: list[float], end: int, n: int = 10) -> float:
     return sum(last) / len(last)
 
 
-def time_of(side, run: train.Run, rows: int) -> tuple[float, float]:
+def time_of(side, run: Run, rows: int) -> tuple[float, float]:
     """Seconds of a step and of a score; the first two steps, which may compile, are not counted."""
     losses = side.losses(run, 0, 10_000)
     for _ in range(2):

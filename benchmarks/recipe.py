@@ -31,7 +31,8 @@ import scaling
 from config import UsageError
 from instruments.pages.multiplier import multiplier
 from machinery import cli, disk
-from machinery.log import read_jsonl, short
+from machinery.formats import read_lines
+from machinery.log import short
 from runs import ROOT
 from scaling import Job, M, chain
 
@@ -144,7 +145,7 @@ def main(argv: list[str]) -> int:
             subprocess.run(command, check=True, cwd=ROOT)
     jobs = dict.fromkeys(job for part in argv for job in jobs_of(part))  # each once
     failed = scaling.run(list(jobs), 2, ROWS, read_run)
-    disk.write_text(ROOT / "benchmarks" / "RECIPE.md", render(read_jsonl(ROWS, bool)))
+    disk.write_text(ROOT / "benchmarks" / "RECIPE.md", render(read_lines(ROWS, dict)))
     return 1 if failed else 0
 
 

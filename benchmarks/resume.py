@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from machinery.log import read_jsonl
+from machinery.formats import read_lines
 from runs import ROOT, device_name
 
 STOPPED = 143  # the exit code of a run that SIGTERM has ended
@@ -29,8 +29,8 @@ STOPPED = 143  # the exit code of a run that SIGTERM has ended
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Loss by step; of a step that was taken twice, the second time."""
-    records = read_jsonl(run_dir / "metrics.jsonl")
-    return {r["step"]: r["loss"] for r in records if "loss" in r}
+    lines = read_lines(run_dir / "metrics.jsonl", dict)
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
 def start(command: list[str], log: Path, ready: Callable[[], bool]) -> subprocess.Popen:

@@ -24,7 +24,7 @@ import optim
 import runs
 from config import UsageError
 from machinery import cli
-from machinery.log import read_jsonl
+from machinery.formats import read_lines
 from machinery.shards import Manifest
 from model import GPT
 from runs import ROOT
@@ -127,7 +127,7 @@ def has_row(job: Job, rows: list[dict]) -> bool:
 
 def run(jobs: list[Job], at_once: int, file: Path, row_of: Callable) -> int:
     """Run those without a row, as many side by side as asked; returns how many failed."""
-    rows = read_jsonl(file, bool)
+    rows = read_lines(file, dict)
     waiting = [job for job in jobs if not has_row(job, rows)]
     print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
     return runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, file, row_of)
@@ -136,7 +136,7 @@ def run(jobs: list[Job], at_once: int, file: Path, row_of: Callable) -> int:
 def read_run(job: Job) -> dict:
     """The row of a finished run. weights: those of the blocks and the head. seconds: of its own
     steps, from where it resumed."""
-    records = read_jsonl(job.run_dir / "metrics.jsonl", bool)
+    records = read_lines(job.run_dir / "metrics.jsonl", dict)
     manifest = Manifest.load(ROOT / job.data)
     found = dict(seq_len=manifest.row_len - 1, vocab_size=manifest.vocab_size)
     model = replace(job.preset.model, **found)

@@ -39,6 +39,7 @@ from machinery import build, cli, folders, ranks
 from machinery.log import Log
 from machinery.plan import make_plan
 from runs import ROOT, device_name, table
+from session import Progress, Run
 
 # nanoGPT's 124M, for comparison with other people's figures
 GPT2 = dict(seq_len=1024, vocab_size=50_257, n_layer=12, n_head=12, n_kv_head=12, head_dim=64)
@@ -64,7 +65,6 @@ class RandomRows:
     marks = ()  # no conversations
 
     sources = ["random"]
-    tree = {"sources": [{}]}
     dtype = np.uint16
     fingerprint = tokenizer_sha256 = "0" * 64
 
@@ -124,9 +124,9 @@ def measure(case: dict, run_dir: str) -> dict:
     return found | dict(first_step_s=first_step_s)
 
 
-def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) -> train.Run:
-    """What train.main builds, for a run that saves nothing; rows: a Manifest, or RandomRows. Its
-    loader is closed when `stack` is."""
+def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) -> Run:
+    """What session.open_run builds, for a run that saves nothing; rows: a Manifest, or RandomRows.
+    Its loader is closed when `stack` is."""
     log = Log(Path(preset.run.run_dir), is_first=False)
     plan = make_plan(preset, world)
     model = build.build_model(preset.model, plan, world, preset.train.seed)
@@ -135,12 +135,13 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
     order = folders.training_order(preset, plan, rows)
     loader = build.open_loader(rows, order, plan, world, step=0)
     stack.callback(loader.close)
-    return train.Run(
+    return Run(
         preset=preset,
         plan=plan,
         world=world,
         manifest=rows,
         log=log,
+        progress=Progress(),
         signals=ranks.Signals(),
         model=model,
         step_model=step_model,
@@ -154,21 +155,20 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
     )
 
 
-def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
+def take_steps(run: Run, case: dict) -> tuple[float, float]:
     """Take the steps of train.py, and leave those after the warm-up in run.meter; returns (FLOP/s
     of a big matmul around them, seconds from the command to the end of the first step)."""
     device = run.world.device
     dtype = run.world.dtype
-    progress = train.Progress()
-    for step in train.take_steps(run, progress):
-        train.log_step(run, progress, step)
-        if progress.step == 1:
+    for step in train.take_steps(run):
+        train.log_step(run, step)
+        if step.number == 1:
             first_step_s = time.time() - case["asked_at"]
-        if progress.step == case["warmup"]:
+        if step.number == case["warmup"]:
             before = measure_matmul(device, dtype)
             run.meter.steps.clear()
             run.meter.start()
-        if progress.step == case["warmup"] + case["steps"]:
+        if step.number == case["warmup"] + case["steps"]:
             break
     return (before + measure_matmul(device, dtype)) / 2, first_step_s
 

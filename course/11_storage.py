@@ -31,7 +31,8 @@ import numpy as np
 import zstandard
 
 from data import Order, pack
-from machinery.checkpoint import FORMAT, latest_valid, why_invalid
+from machinery.checkpoint import latest_valid, why_invalid
+from machinery.formats import CHECKPOINT_FORMAT
 from machinery.disk import replacing, sha256_of
 from machinery.shards import write_shards
 from tokenizer import Tokenizer
@@ -169,7 +170,7 @@ for step in (1, 2):  # checkpoints in the format of the project, with one file e
     folder.mkdir(parents=True)
     (folder / "trainer.json").write_bytes(damaged)
     files = {"trainer.json": sha256_of(folder / "trainer.json")}
-    (folder / "MANIFEST.json").write_text(json.dumps({"format": FORMAT, "files": files}))
+    (folder / "MANIFEST.json").write_text(json.dumps({"format": CHECKPOINT_FORMAT, "files": files}))
 (folder / "trainer.json").write_bytes(damaged[:-1])
 lesson.holds("sha256" in why_invalid(folder), "a checkpoint that lost a byte is refused")
 lesson.holds(latest_valid(folder.parent, log=str).name[-1] == "1", "the valid one before is found")

@@ -183,10 +183,11 @@ lesson.holds(moved > 2, "one distance: it cannot copy at another distance")
 
 # %%
 with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
-    tiny, trainer = eval.load_model(run)
+    loaded = eval.load_model(run)
+tiny = loaded.model
 torch.manual_seed(0)
 ids, known = again(4, 100, 100, 200, tiny.config.vocab_size)
-inputs, targets, _ = next(data.val_batches(trained.open_data(run, trainer), 4, 4))
+inputs, targets, _ = next(data.val_batches(loaded.data, 4, 4))
 text = torch.cat([inputs, targets[:, -1:]], 1)
 plain = tiny(inputs, targets, reduction="none").detach()
 whole, _ = look(tiny, text)
@@ -226,7 +227,7 @@ lesson.holds(costs[0] < costs[first] / 2, "tiny's copying hardly needs the head 
 prompt = "for key, value in d.items():\n    print(key,"
 blocks = tiny.blocks
 rows = []
-tokenizer = trained.open_tokenizer(run, trainer)
+tokenizer = loaded.tokenizer
 asked = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(prompt)]])
 for depth in range(5):
     tiny.blocks = blocks[:depth]

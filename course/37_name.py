@@ -38,8 +38,9 @@ SAMPLES = 24  # answers per question
 lesson.begin(37, "a name")
 config = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
 with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
-    model, trainer = eval.load_model(config)
-tokenizer = trained.open_tokenizer(config, trainer)
+    loaded = eval.load_model(config)
+model = loaded.model
+tokenizer = loaded.tokenizer
 BOS, USER, ASSISTANT, END = range(4)  # the ids of the special tokens
 lesson.holds(list(tokenizer.special.values()) == [BOS, USER, ASSISTANT, END], "ids 0, 1, 2, 3")
 

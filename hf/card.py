@@ -7,10 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hf import template
-from machinery import checkpoint, disk
-from machinery.log import read_jsonl
+from machinery import disk
+from machinery.formats import METRICS, Export, FullValidationLine, ValidationLine, read_lines
 from machinery.shards import Manifest
-from machinery.trained import is_tuned, run_of
+from machinery.trained import Trained
 from model import GPT
 
 UNKNOWN = "not known"
@@ -29,20 +29,18 @@ answer = generate(messages, max_new_tokens=80, tokenizer_encode_kwargs=typed)
 print(answer[0]["generated_text"][-1]["content"])"""
 
 
-def training_facts(path: Path, trainer: dict) -> dict:
-    """Facts on the training for config.json and the card; None: not known. The validation is on
-    all rows if the run ended with this checkpoint, else on val_rows of them."""
-    records = read_jsonl(run_of(path) / "metrics.jsonl")
-    here = [r for r in records if r.get("step") == trainer["step"] and r.get("val_rows")]
-    best = max(here, key=lambda r: r["val_rows"], default={})
-    return {
-        "step": trainer["step"],
-        "tokens": trainer["tokens"],
-        "identity": trainer["identity"],
-        "checkpoint_sha256": disk.sha256_of(path / checkpoint.MANIFEST),
-        "val_bpb": best.get("full_val_bpb", best.get("val_bpb")),
-        "val_rows": best.get("val_rows"),
-    }
+def validation_of(loaded: Trained) -> tuple[float | None, int | None]:
+    """Bits per byte, and the number of rows: all of them if the run ended with this checkpoint;
+    None: not known."""
+    found = {}  # rows -> bits per byte
+    for line in read_lines(loaded.run_dir / "metrics.jsonl", METRICS):
+        if getattr(line, "step", None) == loaded.origin.step:
+            if isinstance(line, FullValidationLine):
+                found[line.val_rows] = line.full_val_bpb
+            elif isinstance(line, ValidationLine):
+                found[line.val_rows] = line.val_bpb
+    rows = max(found, default=None)
+    return found.get(rows), rows
 
 
 def usage(folder: str | Path, prompt: str, own: bool, tuned: bool) -> str:
@@ -56,21 +54,21 @@ generate = pipeline("text-generation", {str(folder)!r}{trust})
 
 
 def write_card(
-    folder: Path, title: str, facts: dict, model: GPT, manifest: Manifest | None, usage: str
+    folder: Path, title: str, record: Export, model: GPT, manifest: Manifest | None, usage: str
 ) -> None:
     """README.md. manifest: of the data, None if it is gone; usage: lines of Python."""
     c = model.config
-    bpb = facts["val_bpb"]
+    bpb = record.val_bpb
     n = sum(p.numel() for p in model.parameters())
     rows = {
-        "class": f"{facts['class_name']}ForCausalLM, checked with transformers "
+        "class": f"{record.class_name}ForCausalLM, checked with transformers "
         f"{version('transformers')}; its exporter was tested with {TRIED}",
         "shape": f"{n:,} parameters, {c.n_layer} layers, width {c.n_embd}, "
         f"context {c.seq_len:,} tokens",
-        "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",
-        "validation": f"{bpb:.4f} bits per byte, on {facts['val_rows']:,} rows" if bpb else UNKNOWN,
-        "text": sources(facts["identity"], manifest),
-        "data fingerprint": f"`{facts['identity']['data_fingerprint']}`",
+        "training": f"{record.step:,} steps, {record.tokens:,} tokens",
+        "validation": f"{bpb:.4f} bits per byte, on {record.val_rows:,} rows" if bpb else UNKNOWN,
+        "text": sources(record.identity, manifest),
+        "data fingerprint": f"`{record.identity.get('data_fingerprint')}`",
     }
     table = "".join(f"| {name} | {' '.join(text.split())} |\n" for name, text in rows.items())
     masked = "It was trained with attention confined to a document. " if c.doc_mask else ""
@@ -80,7 +78,7 @@ pipeline_tag: text-generation
 ---
 # {" ".join(title.split())}
 
-{TUNED if is_tuned(facts) else BASE}
+{TUNED if record.tuned else BASE}
 
 ```python
 {usage}
@@ -96,8 +94,8 @@ It loads in fp32; `dtype=torch.bfloat16` halves the memory. {masked}Each row of 
 
 def sources(identity: dict, manifest: Manifest | None) -> str:
     """Where the text is from, if this is the data that the model was trained on."""
-    if manifest is None or manifest.fingerprint != identity["data_fingerprint"]:
+    if manifest is None or manifest.fingerprint != identity.get("data_fingerprint"):
         return UNKNOWN
-    listed = [(s["spec"], s.get("revision")) for s in manifest.tree["sources"]]
-    texts = [f"`{spec}`" + (f" at `{revision}`" if revision else "") for spec, revision in listed]
+    listed = manifest.facts.sources
+    texts = [f"`{s.spec}`" + (f" at `{s.revision}`" if s.revision else "") for s in listed]
     return ", ".join(texts).replace("|", r"\|")

@@ -10,7 +10,7 @@ greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and whic
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -18,11 +18,13 @@ from safetensors.torch import save_file
 
 from config import Local, Preset, UsageError, find_preset
 from hf import card, mapping, parity, template, tokenizer_json
-from machinery import cli, disk, trained
+from machinery import cli, disk, formats, trained
+from machinery.checkpoint import MANIFEST
 from machinery.errors import DataError, StorageError
+from machinery.formats import EXPORT_FORMAT, Export
 from machinery.output import say
 from machinery.shards import Manifest, is_published
-from model import GPT
+from machinery.trained import Trained
 from tokenizer import Tokenizer
 
 
@@ -58,17 +60,17 @@ def export(config: ExportConfig) -> Path:
     if config.checkpoint and trained.is_export(Path(config.checkpoint)):
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
     which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
-    model, trainer = trained.load_model(which, mapping.load_exported)
-    tokenizer = trained.open_tokenizer(which, trainer)
-    manifest = find_data(which, trainer)
-    path = Path(trainer["path"])
-    run_dir = trained.run_of(trainer["path"])
-    out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
+    loaded = trained.load_model(which)
+    model = loaded.model
+    tokenizer = loaded.tokenizer
+    manifest = find_data(loaded)
+    run_dir = loaded.run_dir
+    out = Path(config.out or run_dir / f"export_{loaded.origin.step:08d}")
     if os.path.lexists(out):
         raise UsageError(f"{out} exists already; remove it, or give another --out")
     name, reason = mapping.choose_class(model.config)
     own = name == mapping.OWN
-    tuned = trained.is_tuned(trainer)
+    tuned = loaded.origin.tuned
     say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     folder = out.with_name(f".tmp-{out.name}")
@@ -78,9 +80,9 @@ def export(config: ExportConfig) -> Path:
         write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
         bos = tokenizer.bos_id
         ends = [tokenizer.special[template.END], bos] if tuned else bos  # a turn, or a text
-        facts = write_model(model, folder, card.training_facts(path, trainer), ends)
+        record = write_model(loaded, folder, ends)
         usage = card.usage(out.name, prompt, own, tuned)
-        card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
+        card.write_card(folder, f"nano2049 {run_dir.name}", record, model, manifest, usage)
         # A row of the exported model is one document, whatever the rows of training were.
         model.config = replace(model.config, doc_mask=False)
         say(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
@@ -91,21 +93,21 @@ def export(config: ExportConfig) -> Path:
     return out
 
 
-def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
+def find_data(loaded: Trained) -> Manifest | None:
     """The data, for the card only; None if it cannot be used, with the reason printed."""
     try:
-        return trained.open_data(which, trainer)
+        return loaded.data
     except (UsageError, DataError) as error:
         say(f"the card does not name the text: {error}")
         return None
 
 
-def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) -> dict:
-    """Weights, generation_config.json and, with the hash of every file, config.json; returns the
-    facts that it keeps under `nano2049`. ends: ids that end a text."""
-    config = model.config
+def write_model(loaded: Trained, folder: Path, ends: int | list[int]) -> Export:
+    """Weights, generation_config.json and, with the hash of every file, config.json; returns what
+    it keeps under `nano2049`. ends: ids that end a text."""
+    config = loaded.model.config
     name, _ = mapping.choose_class(config)
-    weights = mapping.to_huggingface(model)
+    weights = mapping.to_huggingface(loaded.model)
     file = folder / "model.safetensors"
     disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
     try:
@@ -125,11 +127,22 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
     disk.write_json(folder / "generation_config.json", generation)
     if name == mapping.OWN:
         shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
-    facts = dict(format=mapping.FORMAT, class_name=name, model=asdict(config)) | facts
-    facts["files"] = {path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())}
-    tree = mapping.config_json(config, name) | {"nano2049": facts}
+    val_bpb, val_rows = card.validation_of(loaded)
+    record = Export(
+        format=EXPORT_FORMAT,
+        class_name=name,
+        model=config,
+        step=loaded.origin.step,
+        tokens=loaded.origin.tokens,
+        identity=loaded.origin.identity,
+        checkpoint_sha256=disk.sha256_of(loaded.path / MANIFEST),
+        val_bpb=val_bpb,
+        val_rows=val_rows,
+        files={path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())},
+    )
+    tree = mapping.config_json(config, name) | {"nano2049": formats.tree_of(record)}
     disk.write_json(folder / "config.json", tree)
-    return facts
+    return record
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 import config as cfg
-from config import GPTConfig, UsageError
+from config import LARGEST, GPTConfig, Size, UsageError
 from hf import mapping, parity, tokenizer_json
-from machinery import disk, folders
-from machinery.errors import CheckpointError, ParityError
+from machinery import disk, folders, formats
+from machinery.errors import DataError, reason_of
 from machinery.ranks import Team
 from machinery.shards import Manifest
+from machinery.trained import EvalConfig, Trained
 from model import GPT, kind_of
 from tokenizer import Tokenizer
 
@@ -48,42 +50,19 @@ HARMLESS = set(
 """Keys of config.json that change no logit in transformers. They are not passed on either."""
 
 
-def is_size(value: object) -> bool:
-    return type(value) is int and 0 < value <= 1 << 20
-
-
-def is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value < 1e15
-
-
-def is_word(value: object) -> bool:
-    return type(value) is str and value.isidentifier() and len(value) < 64
-
-
-def is_rope(value: object) -> bool:
-    is_dict = type(value) is dict and all(map(is_word, value))
-    return is_dict and all(x is None or is_word(x) or is_number(x) for x in value.values())
-
-
-def is_list(value: object) -> bool:
-    return type(value) is list and all(type(x) is int or is_word(x) for x in value)
-
-
-def is_switch(value: object) -> bool:
-    return type(value) is bool
-
-
+Word = Annotated[str, "[A-Za-z_][A-Za-z0-9_]{0,63}"]
+Above0 = Annotated[float, 1e-30, LARGEST]
 GIVEN = {
-    is_size: """
+    Size: """
     head_dim hidden_size intermediate_size max_position_embeddings no_rope_layer_interval
     num_attention_heads num_hidden_layers num_key_value_heads sliding_window vocab_size""",
-    is_number: "partial_rotary_factor rms_norm_eps rope_theta",
-    is_switch: "attention_bias mlp_bias tie_word_embeddings use_sliding_window",
-    is_word: "hidden_act",
-    is_list: "layer_types no_rope_layers",
-    is_rope: "rope_parameters rope_scaling",
+    Above0: "partial_rotary_factor rms_norm_eps rope_theta",
+    bool: "attention_bias mlp_bias tie_word_embeddings use_sliding_window",
+    Word: "hidden_act",
+    list[int | Word]: "layer_types no_rope_layers",
+    dict[str, Above0 | Word | None]: "rope_parameters rope_scaling",
 }
-"""What a value must be -> the keys of config.json that transformers is given."""
+"""The type of a value -> the keys of config.json that transformers is given."""
 
 
 class ForeignModel:
@@ -98,7 +77,7 @@ class ForeignModel:
         self.ours = "nano2049" in tree  # export.py wrote it
         self.window = 0  # it sees all positions
         if self.ours:
-            self.config, _ = mapping.read_facts(self.folder)
+            self.config = mapping.read_record(self.folder).model
             return
         parity.need_transformers()
         kind = tree.get("model_type")
@@ -129,8 +108,9 @@ class ForeignModel:
         try:
             yield
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise UsageError(f"{self.word} cannot be read by transformers: {reason}") from None
+            raise UsageError(
+                f"{self.word} cannot be read by transformers: {reason_of(error)}"
+            ) from None
 
     def _weight_files(self) -> list[Path]:
         """The files of weights: safetensors in the folder itself, no pickle, link or pipe."""
@@ -154,17 +134,19 @@ class ForeignModel:
         """The config of transformers' class, from the keys in GIVEN and from no others."""
         import transformers
 
-        fits = {key: check for check, keys in GIVEN.items() for key in keys.split()}
+        kinds = {key: kind for kind, keys in GIVEN.items() for key in keys.split()}
         given = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         for key, value in tree.items():
             if key not in HARMLESS:
                 self.need(
-                    key in fits,
+                    key in kinds,
                     f"its config.json has {key[:60]!r}, which may change what it computes; "
                     "if not, remove it in a copy of the folder",
                 )
-                self.need(value is None or fits[key](value), f"its {key} is {reprlib.repr(value)}")
-                given[key] = value
+                try:
+                    given[key] = formats.checked(kinds[key] | None, value, key)
+                except DataError as error:
+                    self.need(False, str(error))
         with self.reading():
             return getattr(transformers, f"{self.kind}Config")(**given)
 
@@ -173,7 +155,8 @@ class ForeignModel:
         c = self.theirs
         rope, n_head = c.rope_parameters, c.num_attention_heads
         is_whole = rope.get("partial_rotary_factor") in (None, 1)
-        is_plain = rope["rope_type"] == "default" and is_whole and is_number(rope["rope_theta"])
+        is_number = isinstance(rope["rope_theta"], int | float)
+        is_plain = rope["rope_type"] == "default" and is_whole and is_number
         self.need(is_plain, f"its RoPE is {rope}")
         self.need(c.hidden_act == "silu", f"its activation is {c.hidden_act}, not silu")
         layers = set(getattr(c, "layer_types", None) or [])
@@ -181,21 +164,20 @@ class ForeignModel:
         if c.model_type == "mistral" or "sliding_attention" in layers:
             self.window = c.sliding_window or 0
         nope_every = self._nope_every(getattr(c, "no_rope_layers", None) or [])
-        shape = dict(
-            seq_len=min(c.max_position_embeddings, self.window or c.max_position_embeddings),
-            vocab_size=c.vocab_size,
-            n_layer=c.num_hidden_layers,
-            n_head=n_head,
-            n_kv_head=c.num_key_value_heads,
-            head_dim=getattr(c, "head_dim", None) or c.hidden_size // n_head,
-            n_embd=c.hidden_size,
-            mlp_hidden=c.intermediate_size,
-            rope_theta=float(rope["rope_theta"]),
-            tie_embeddings=False,
-            **mapping.LLAMA | dict(nope_every=nope_every),
-        )
         try:
-            return GPTConfig(**shape)
+            return GPTConfig(
+                seq_len=min(c.max_position_embeddings, self.window or c.max_position_embeddings),
+                vocab_size=c.vocab_size,
+                n_layer=c.num_hidden_layers,
+                n_head=n_head,
+                n_kv_head=c.num_key_value_heads,
+                head_dim=getattr(c, "head_dim", None) or c.hidden_size // n_head,
+                n_embd=c.hidden_size,
+                mlp_hidden=c.intermediate_size,
+                rope_theta=float(rope["rope_theta"]),
+                tie_embeddings=False,
+                **mapping.LLAMA | dict(nope_every=nope_every),
+            )
         except UsageError as error:
             raise UsageError(f"{self.word} cannot be imported: {error}") from None
 
@@ -288,30 +270,31 @@ class ForeignModel:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
         reads and compares them."""
         state = {}
-        remark = ""
-        problem = None
-        if team.rank == 0:
-            try:
-                state, remark = self.read(model.config)
-            except (UsageError, CheckpointError, ParityError) as error:
-                problem = error
-        problem = team.any(problem)
-        if problem:
-            raise problem
-        whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
-        set_model_state_dict(model, state, options=StateDictOptions(**whole))
+
+        def read() -> str:
+            weights, remark = self.read(model.config)
+            state.update(weights)
+            return remark
+
+        remark = team.on_first(read)
+        whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
+        set_model_state_dict(model, state, options=whole)
         return f"weights from {self.word}: {remark}"
 
 
-def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> tuple[GPT, dict]:
-    """The model for eval.py: (GPT in eval mode, facts like those of trainer.json)."""
-    foreign = ForeignModel(word)
+def load(config: EvalConfig, device="cpu", dtype: torch.dtype = torch.float32) -> Trained:
+    """The model that --checkpoint names, for eval.py."""
+    foreign = ForeignModel(config.checkpoint)
+    path = Path(config.checkpoint)
     if foreign.ours:
-        return mapping.load_exported(foreign.folder, device, dtype)
+        model, record = mapping.load_exported(foreign.folder, device, dtype)
+        return Trained(config, path, record, model)
     tokenizer = foreign.tokenizer
     tokens = tokenizer.vocab_size
     c = replace(foreign.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
     state, remark = foreign.read(c)
-    facts = dict(step=0, tokens=0, model=asdict(c), about=remark, tokenizer=tokenizer)
-    facts["identity"] = {"tokenizer_sha256": tokenizer.sha256}
-    return mapping.model_of(c, state, dtype, device), facts
+    origin = formats.Origin(
+        step=0, tokens=0, identity={"tokenizer_sha256": tokenizer.sha256}, model=c
+    )
+    model = mapping.model_of(c, state, dtype, device)
+    return Trained(config, path, origin, model, tokenizer, remark)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from config import GPTConfig, UsageError
 from hf.tokenizer_json import file_in
+from machinery import formats
 from machinery.disk import has_sha256, read_json
-from machinery.errors import CheckpointError
-from machinery.trained import config_of
+from machinery.errors import CheckpointError, DataError, reason_of
+from machinery.formats import Export
 from model import GPT, kind_of
 
-FORMAT = 5  # grows when older folders can no longer be read
 TABLES = ("embed", "head", "value_embeds")  # weights with a row per token
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
@@ -138,48 +138,42 @@ def model_of(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device
     try:
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"the weights do not fit the architecture: {reason}") from None
+        raise CheckpointError(
+            f"the weights do not fit the architecture: {reason_of(error)}"
+        ) from None
     for name, table in list(model.named_buffers()):
         model.register_buffer(name, torch.empty_like(table, device=device), persistent=False)
     model.init_tables()
     return model.eval()
 
 
-def load_exported(folder: Path, device="cpu", dtype=torch.float32) -> tuple[GPT, dict]:
-    """Read a folder of export.py back, without transformers: (GPT in eval mode, facts).
+def load_exported(folder: Path, device="cpu", dtype=torch.float32) -> tuple[GPT, Export]:
+    """Read a folder of export.py back, without transformers: (GPT in eval mode, its record).
 
-    facts has `step`, `tokens`, `model` and `identity` like trainer.json, and the hash of every
-    file. UsageError if export.py did not write the folder, CheckpointError if a file is not as it
-    was written.
+    UsageError if export.py did not write the folder, CheckpointError if a file is not as it was
+    written.
     """
-    c, facts = read_facts(folder)
-    for name, sha256 in facts["files"].items():
+    record = read_record(folder)
+    c = record.model
+    for name, sha256 in record.files.items():
         if not has_sha256(file_in(folder, name), sha256):
             raise CheckpointError(f"{folder / name} is not as it was exported; copy it again")
     weights = load_file(file_in(folder, "model.safetensors"))
-    return model_of(c, from_huggingface(c, weights), dtype, device), facts
+    return model_of(c, from_huggingface(c, weights), dtype, device), record
 
 
-KINDS = dict(step=int, tokens=int, identity=dict, model=dict, files=dict)  # types of the facts
-
-
-def read_facts(folder: Path) -> tuple[GPTConfig, dict]:
-    """What config.json says of the model, and all that export.py wrote; errors as above."""
+def read_record(folder: Path) -> Export:
+    """What export.py wrote into config.json; errors as above."""
     file = file_in(folder, "config.json")
     tree = read_json(file) if file.exists() else {}
-    facts = tree.get("nano2049")
-    if not isinstance(facts, dict):
+    if "nano2049" not in tree:
         raise UsageError(f"{folder} was not written by export.py: config.json has no nano2049")
-    found = facts.get("format")
-    if found != FORMAT:
-        raise UsageError(f"{folder} has format {found}, not {FORMAT}; export it again")
-    odd = CheckpointError(f"{file} is not as it was exported; copy it again")
-    if any(type(facts.get(key)) is not kind for key, kind in KINDS.items()):
-        raise odd
-    c = config_of(file, facts["model"])
+    try:
+        record = formats.checked(Export, tree["nano2049"], f"{file}, nano2049")
+    except DataError as error:
+        raise CheckpointError(f"{error}; export it again") from None
     # It states the model twice, for transformers and for us; edited in one place, both would run.
-    says_the_same = config_json(c, choose_class(c)[0]).items() <= tree.items()
-    if not says_the_same or "model.safetensors" not in facts["files"]:
-        raise odd
-    return c, facts
+    c = record.model
+    if not config_json(c, choose_class(c)[0]).items() <= tree.items():
+        raise CheckpointError(f"{file} is not as it was exported; copy it again")
+    return record

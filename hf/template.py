@@ -55,8 +55,9 @@ def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
         for turns, reply in ((whole, True), (whole[1:3], False)):
             ours = [tokenizer.bos_id, *chat.encode(turns, tokenizer, reply)]
             messages = [dict(role=role, content=content) for role, content in turns]
-            options = dict(add_generation_prompt=reply, return_dict=False) | TYPED
-            ids = theirs.apply_chat_template(messages, **options)
+            ids = theirs.apply_chat_template(
+                messages, add_generation_prompt=reply, return_dict=False, **TYPED
+            )
             typed = any(token in content for token in tokenizer.special for content in variants)
             roles, our_roles = ([i for i in row if i in special] for row in (ids, ours))
             if ids != ours and not (typed and roles == our_roles):

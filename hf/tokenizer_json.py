@@ -11,7 +11,7 @@ from pathlib import Path
 
 from config import UsageError
 from machinery import disk
-from machinery.errors import DataError
+from machinery.errors import DataError, reason_of
 from tokenizer import BOS, Tokenizer, read_spec
 
 WANTED = ("*.safetensors", "*.json")  # what is fetched from the Hub: no code, and no pickle
@@ -38,8 +38,7 @@ def local_folder(word: str | Path) -> Path:
     try:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=WANTED))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{word} cannot be read from the Hub: {reason}") from None
+        raise UsageError(f"{word} cannot be read from the Hub: {reason_of(error)}") from None
 
 
 def file_in(folder: Path, name: str) -> Path:

@@ -26,7 +26,7 @@ import flops
 import optim
 from config import UsageError
 from machinery import checkpoint, disk, errors, folders, ranks
-from machinery.checkpoint import Checkpointer
+from machinery.formats import Trainer
 from machinery.log import Log, is_done
 from machinery.plan import USABLE, Plan, micro_batch_for
 from machinery.shards import Manifest
@@ -108,16 +108,23 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
     )
 
 
-def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> Checkpointer:
+def open_checkpoints(
+    preset: cfg.Preset, plan: Plan, log: Log, mirror=None
+) -> checkpoint.Checkpointer:
     folder = log.run_dir / "checkpoints"
     keep = preset.run.keep
     every = preset.run.keep_every
-    return Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
+    return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
 
 
 def load(
-    checkpoints: Checkpointer, model: GPT, optimizers, preset, manifest: Manifest, foreign=None
-) -> dict | None:
+    checkpoints: checkpoint.Checkpointer,
+    model: GPT,
+    optimizers,
+    preset,
+    manifest: Manifest,
+    foreign=None,
+) -> Trainer | None:
     """Load model and optimizers from the checkpoint to resume from, and return its trainer.json. If
     there is none, load only weights, if given: another run's, or those of another program's model
     (hf/imported.py)."""
@@ -125,20 +132,17 @@ def load(
     own = folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
     state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
-    if state:
-        state = checkpoint.RECORD | state
-        before = state["dtype"]
-        if before not in ("", str(model.compute_dtype)):
-            checkpoints.log(
-                f"warning: computed in {model.compute_dtype} from here on, in {before} before"
-            )
+    if state and state.dtype not in ("", str(model.compute_dtype)):
+        checkpoints.log(
+            f"warning: computed in {model.compute_dtype} from here on, in {state.dtype} before"
+        )
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif foreign:
         checkpoints.log(foreign.load_into(model, checkpoints.team))
     elif options.init_from:
         start = checkpoints.find_other(Path(options.init_from))
-        other = checkpoint.read_trainer(start).get("identity", {})
+        other = checkpoint.read_trainer(start).identity
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
         checkpoint.load_model(start, model, verified=True)
         checkpoints.log(f"weights from {start}{remark}")
@@ -213,9 +217,7 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
             if step_model is not model and not is_memory:
                 model(inputs, targets)  # eagerly: a mistake in it gets Python's own traceback
             raise
-        cause = error.inner_exception
-        message = (str(cause).strip() or "no message").splitlines()[0]
-        return step_model, f"{type(cause).__name__}: {message}"
+        return step_model, errors.reason_of(error.inner_exception)
     return step_model, None
 
 

@@ -26,23 +26,18 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
-from config import LARGEST, UsageError
-from machinery import disk
+from config import UsageError
+from machinery import disk, formats
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError, is_lost_rank
+from machinery.formats import CHECKPOINT_FORMAT, FileList, Trainer
 from machinery.output import json_of, say
 from machinery.ranks import Team
-from optim import FIRST_SCALE, local
+from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
-FORMAT = 3  # version of the folder; goes up when older ones can no longer be read
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
 FILE_BYTES = 1 << 30  # a file's size, roughly; the writer holds it in memory twice
-RECORD = {  # what train.py puts into trainer.json; of a whole number its least value
-    "step": 0, "tokens": 0, "world_size": 1, "micro_batch": 1, "skipped": 0, "eval_tokens": 0,
-    "best_bpb": math.inf, "identity": {}, "model": {}, "data_dir": "", "dtype": "",
-    "fp16_scale": FIRST_SCALE, "fp16_good_steps": 0,
-}  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 
@@ -71,13 +66,7 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
     path = Path(path)
     name = MANIFEST
     try:
-        manifest = disk.read_json(path / MANIFEST)
-        found = manifest.get("format")
-        if found != FORMAT:
-            return f"it has format {found}, this program reads {FORMAT}"
-        files = manifest.get("files")
-        if not isinstance(files, dict) or "trainer.json" not in files:
-            return f"{MANIFEST} does not name its files"
+        files = formats.read(path / MANIFEST, FileList).files
         found = [p for p in path.rglob("*") if p.is_symlink() or not p.is_dir()]
         odd = [p for p in found if p.is_symlink() or not p.is_file()]
         if odd:
@@ -133,24 +122,14 @@ def _verify(path: Path, only: str = "") -> Path:
     return path
 
 
-def read_trainer(path: str | Path) -> dict:
-    """trainer.json, what train.py records beside the tensors: step, world_size, configuration, ...
-    CheckpointError unless it is as it was published, with values of the right types and sizes."""
+def read_trainer(path: str | Path) -> Trainer:
+    """trainer.json, what train.py records beside the tensors. CheckpointError unless it is as it
+    was published, and its fields have the right types."""
     file = _verify(Path(path), only="trainer.json") / "trainer.json"
     try:
-        trainer = disk.read_json(file)
+        return formats.read(file, Trainer)
     except DataError as error:
-        raise CheckpointError(str(error)) from None
-    for name, least in RECORD.items():
-        value = trainer.get(name, least)
-        fits = type(value) is type(least)
-        if fits and isinstance(least, int):
-            fits = least <= value <= LARGEST
-        if fits and isinstance(least, str):
-            fits = len(value) <= 4096
-        if not fits:
-            raise CheckpointError(f"{file} cannot be used: {name} is {str(value)[:80]!r}")
-    return trainer
+        raise CheckpointError(f"{error}; choose another checkpoint") from None
 
 
 # ------------------------------------------------------------------ the state, and loading it
@@ -242,12 +221,11 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {f"model.{name}": t for name, t in model.state_dict().items()}
 
 
-def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load only the weights, or this rank's shards of them; returns trainer.json. If they do
-    not fit, CheckpointError before any is loaded. verified: every file has just been hashed."""
+def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> None:
+    """Load only the weights, or this rank's shards of them. If they do not fit, CheckpointError
+    before any is loaded. verified: every file has just been hashed."""
     path = Path(path) if verified else _verify(Path(path))
     _read_into(Team(alone=True), path, weights_of(model), prefix="model.")
-    return read_trainer(path)
 
 
 # ------------------------------------------------------------------------------ the protocol
@@ -298,9 +276,11 @@ def _hash_own(team: Team, tmp: Path) -> dict[str, str]:
 def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) -> None:
     disk.fsync(tmp / "dcp")
     disk.write_text(tmp / "trainer.json", record)
-    hashes.append({"trainer.json": disk.sha256_of(tmp / "trainer.json")})
-    files = {name: sha256 for own in hashes for name, sha256 in own.items()}
-    disk.write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
+    files = {"trainer.json": disk.sha256_of(tmp / "trainer.json")}
+    for own in hashes:
+        files |= own
+    listed = FileList(format=CHECKPOINT_FORMAT, files=files)
+    disk.write_json(tmp / MANIFEST, formats.tree_of(listed))  # (4)
     disk.put_in_place(tmp, path)  # (5) its rename makes the checkpoint exist
 
 
@@ -346,7 +326,7 @@ class Checkpointer:
 
     def resume(
         self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
-    ) -> dict | None:
+    ) -> Trainer | None:
         """Load the checkpoint at `path`, or else the newest valid one; returns its trainer.json,
         or None. check(path, trainer) may raise before anything is copied or loaded."""
         state = _state(model, optimizers)
@@ -367,7 +347,7 @@ class Checkpointer:
         find = lambda: latest_valid(path / "checkpoints", self.log) or _verify(path)
         return self.team.on_first(find, CheckpointError)
 
-    def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
+    def _find(self, given: Path | None, check) -> tuple[Path | None, Trainer | None]:
         """The checkpoint to resume from, and its trainer.json; both None if there is none. One of
         another run is only a starting point: once this run has its own, the newest one is used."""
         path = latest_valid(self.root, self.log, self.mirror, check)
@@ -383,12 +363,13 @@ class Checkpointer:
         return path, path and read_trainer(path)
 
     def save(
-        self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
+        self, trainer: Trainer, model: nn.Module, optimizers: Optimizers, wait: bool = False
     ) -> None:
-        """Save the state after `step` steps: wait for the save in flight, copy the state to host
-        memory, write it in the background. A failed write is logged; the third in a row raises
+        """Save the state after `trainer.step` steps: wait for the save in flight, copy the state to
+        host memory, write it in the background. A failed write is logged; the third in a row raises
         StorageError. wait: return when it is published, and raise any failure."""
         start = time.perf_counter()
+        step = trainer.step
         if self.busy:
             self.join()
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
@@ -397,7 +378,7 @@ class Checkpointer:
         if self.team.size > 1 and len(set(self.team.on_all(lambda: _checksum(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
         state = _own(state, self.team)
-        record = json_of(trainer | {"step": step, "world_size": self.team.size}, indent=1)
+        record = json_of(formats.tree_of(trainer), indent=1)
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)
             self.join(raises=wait or self.error is not None)

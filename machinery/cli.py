@@ -80,10 +80,16 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
             raise UsageError(f"there is no --{name}; here it is {cfg.FOREIGN[name]}")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
-    style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     with nullcontext() if speaks else redirect_stderr(io.StringIO()):
-        options = tyro.cli(type(default), default=default, args=argv, prog=program, **style)
+        options = tyro.cli(
+            type(default),
+            default=default,
+            args=argv,
+            prog=program,
+            config=(tyro.conf.OmitArgPrefixes,),
+            use_underscores=True,
+        )
     cfg.check_values(options)
     return with_folders(options, default)
 

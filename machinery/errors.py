@@ -45,6 +45,11 @@ def is_lost_rank(error: BaseException) -> bool:
     return any(words in str(error) for words in (*closed, "Timed out waiting", "ncclRemoteError"))
 
 
+def reason_of(error: BaseException) -> str:
+    """What a library has raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 class RankError(Exception):
     exit_code = 1
 

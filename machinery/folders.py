@@ -15,6 +15,7 @@ import optim
 from config import UsageError
 from machinery import checkpoint, cli, disk
 from machinery.errors import CheckpointError
+from machinery.formats import Trainer
 from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
@@ -111,20 +112,20 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
     """The facts that decide the numbers of a run: with one changed, it is another run."""
     facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
     facts |= dict(conversations=True) if manifest.marks else {}
-    facts["revisions"] = [source.get("revision") for source in manifest.tree["sources"]]
+    facts["revisions"] = [source.revision for source in manifest.facts.sources]
     return asdict(preset.train) | asdict(preset.model) | facts
 
 
-def check_same_run(now: dict, where: Path, trainer: dict) -> None:
+def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
     """UsageError with the fields that differ if `where`, whose record is `trainer`, belongs to
     another run than the one with identity `now`. With wsd, only the number of steps may differ, as
     long as `trainer` is from before the learning rate of either run begins to fall."""
-    before = dict(revisions=now["revisions"]) | trainer.get("identity", {})
+    before = dict(revisions=now["revisions"]) | trainer.identity
     differ = differences(before, now, now.keys() | before.keys())
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
     if list(differ) == ["steps"] and now["schedule"] == "wsd" and type(before.get("steps")) is int:
         begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])
-        if trainer["step"] <= begins:
+        if trainer.step <= begins:
             return
         remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
     if differ:

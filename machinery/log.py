@@ -5,7 +5,6 @@ goes on, or how it ended. With --wandb, Weights & Biases gets the same records; 
 stop a run nor delay its start and its end by more than WANDB_S each. Next: train.py.
 """
 
-import json
 import math
 import os
 import re
@@ -16,13 +15,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from machinery import cli, disk
+from machinery import cli, disk, formats
 from machinery.errors import DataError
+from machinery.formats import Stamp, Start, StartLine, Status, StepLine
 from machinery.output import json_of, public, say
 
 WANDB_S = 30.0  # how long to wait for its server
@@ -49,12 +49,14 @@ class Log:
         except OSError:  # the terminal or the reader of a pipe is gone: the run goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
-    def write(self, record: dict) -> None:
-        """Append a line to metrics.jsonl (on a full disk it is lost), and send it to wandb."""
+    def write(self, line, **more: float) -> None:
+        """Append a line to metrics.jsonl (on a full disk it is lost), and send it to wandb. line:
+        one of formats.METRICS; more: numbers of your own beside it."""
         if not self.is_first:
             return
+        record = formats.tree_of(vars(line) | more)
         try:
-            disk.append(self.file, line_of(record))
+            disk.append(self.file, json_of(record) + "\n")
         except OSError as error:
             self.print(f"warning: {self.file}: {error.strerror}; a line is lost")
         if self.wandb and "step" in record:
@@ -65,28 +67,30 @@ class Log:
             }
             self._try_wandb(lambda: self.wandb.log(named, step=record["step"]))
 
-    def begin(self, step: int, validates: bool, start: dict) -> None:
+    def begin(self, step: int, validates: bool, start: Start) -> None:
         """Training begins after `step`, with a validation if `validates`. Drop the records and
         samples that a resumed run will write again, append `start`, update status.json."""
         if not self.is_first:
             return
-        samples = self.run_dir / "samples.jsonl"
-        records = read_jsonl(self.file)
-        if not records and os.path.lexists(self.file):  # unreadable: kept
+        lines = formats.lines_in(self.file, Stamp | StartLine)
+        if not lines and os.path.lexists(self.file):  # unreadable: kept
             self.file.rename(self.file.with_name("metrics_unread.jsonl"))
-        steps = [r for r in records if "loss" in r]
+        steps = [r for _, r in lines if isinstance(r, Stamp) and r.loss is not None]
         if steps:
-            start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1].get("time"))
+            start = replace(start, last_step=steps[-1].step, last_time=steps[-1].time)
 
-        def stays(r: dict) -> bool:
-            scored_again = validates and "val_bpb" in r or "full_val_bpb" in r
-            return "start" in r or r["step"] < step or r["step"] == step and not scored_again
+        def stays(r: Stamp | StartLine) -> bool:
+            if isinstance(r, StartLine):
+                return True
+            is_again = validates and r.val_bpb is not None or r.full_val_bpb is not None
+            return r.step < step or r.step == step and not is_again
 
-        write_jsonl(self.file, [*filter(stays, records), {"start": start}])
+        kept_of = lambda lines: b"".join(line + b"\n" for line, r in lines if stays(r))
+        began = json_of(formats.tree_of(StartLine(start=start)))
+        disk.write_bytes(self.file, kept_of(lines) + began.encode() + b"\n")
+        samples = self.run_dir / "samples.jsonl"
         if samples.exists():
-            kept = [r for r in read_jsonl(samples, has_step) if r["step"] <= step]
-            # not line_of: a URL that the model wrote is no secret
-            disk.write_text(samples, "".join(json.dumps(r) + "\n" for r in kept))
+            disk.write_bytes(samples, kept_of(formats.lines_in(samples, Stamp)))
         self.status("running", from_step=step, process=os.getpid())
         if self.wants_wandb:
             self._try_wandb(self._open_wandb)
@@ -94,7 +98,8 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
-            disk.write_json(self.run_dir / "status.json", {"state": state, **facts})
+            tree = formats.tree_of(Status(state=state, **facts))
+            disk.write_json(self.run_dir / "status.json", tree)
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -154,18 +159,18 @@ class Log:
             self.wandb = None
 
 
-def write_report(log: Log, report: ModuleType | None, run=None, step: int = 0) -> str:
-    """Write loss.png and report.html, and of a `run` in progress a sample of its text.
-    Returns the line to print; it also reports an error, which must not end the run. report:
+def write_report(run, sample: bool = False) -> str:
+    """Write loss.png and report.html, and if asked, a sample of the model's text. Returns the line
+    to print; it also reports an error, which must not end the run. run.report:
     instruments/pages/report.py; None on the other ranks, or if it cannot be imported."""
-    if report is None:
+    if run.report is None:
         return "report      none: instruments/ cannot be imported"
     try:
-        if run:
+        if sample:
             kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
             with sdpa_kernel([*kernels]):  # cuDNN would plan each length anew
-                return report.update(run, step)
-        return f"report      {report.write(log.run_dir)}, and loss.png beside it"
+                return run.report.update(run, run.progress.step)
+        return f"report      {run.report.write(run.log.run_dir)}, and loss.png beside it"
     except Exception as error:
         return f"report      none: {type(error).__name__}: {error}"
 
@@ -178,24 +183,24 @@ def time_left_s(run, step: int) -> float:
     return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
 
 
-def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str:
-    """The line on the screen, from a step's record `r` and `more` numbers by name."""
-    if r["mfu_full"] is None:
-        used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
+def step_line(r: StepLine, steps: int, left_s: float, more: dict[str, float]) -> str:
+    """The line on the screen; more: numbers of your own, by name."""
+    if r.mfu_full is None:
+        used = f"mfu n/a, {r.tflops_full:.2f}/{r.tflops_causal:.2f} TFLOP/s full/causal"
     else:
-        used = f"mfu {r['mfu_full']:.1%} full {r['mfu_causal']:.1%} causal"
+        used = f"mfu {r.mfu_full:.1%} full {r.mfu_causal:.1%} causal"
     others = "".join(f" | {name} {value:g}" for name, value in more.items())
     return (
-        f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | bpb {r['bpb']:.3f} | "
-        f"lr {r['lr']:.3f} | |g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | "
-        f"{short(r['tokens_per_s'])} tok/s | {used} | "
-        f"data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{others}"
+        f"step {r.step:,}/{steps:,} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
+        f"|g| {r.norm:.3f} | {r.dt_ms:.0f} ms | {short(r.tokens_per_s)} tok/s | {used} | "
+        f"data {r.data_wait_ms:.1f} ms | {duration(left_s)} left{others}"
     )
 
 
-def done_text(run, progress, validation: str, report: str) -> str:
+def done_text(run, validation: str, report: str) -> str:
     """The last lines of a run: its time, where its files are, the next command."""
     log = run.log
+    progress = run.progress
     step = progress.step
     seconds = time.monotonic() - progress.started_at
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
@@ -229,15 +234,20 @@ def duration(seconds: float) -> str:
     return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
 
 
-def start_of(argv: list[str], preset, world) -> dict:
-    """The `start` record of metrics.jsonl: on what this process runs, and by which command."""
-    options = preset.run
-    device = cpu_name() if world.device.type == "cpu" else world.device_name
-    facts = dict(device=device, world_size=world.world_size, eval_tokens=options.eval_tokens)
-    facts |= dict(data_dir=options.data_dir, init_from=options.init_from)
-    # word by word: in a whole line, the @ of another word would seem to end a password
-    command = shlex.join(["train.py", *map(public, argv)])
-    return dict(time=time.time(), command=command, **facts)
+def start_of(argv: list[str], run) -> Start:
+    """On what this process runs, and by which command."""
+    options = run.preset.run
+    world = run.world
+    return Start(
+        time=time.time(),
+        # word by word: in a whole line, the @ of another word would seem to end a password
+        command=shlex.join(["train.py", *map(public, argv)]),
+        device=cpu_name() if world.device.type == "cpu" else world.device_name,
+        world_size=world.world_size,
+        eval_tokens=options.eval_tokens,
+        data_dir=options.data_dir,
+        init_from=options.init_from,
+    )
 
 
 def cpu_name() -> str:
@@ -250,45 +260,5 @@ def cpu_name() -> str:
 def is_done(run_dir: Path) -> bool:
     """Whether status.json says `done`: all steps, the last checkpoint and the last validation."""
     with suppress(DataError):  # it is missing or damaged
-        return disk.read_json(run_dir / "status.json").get("state") == "done"
+        return formats.read(run_dir / "status.json", Status).state == "done"
     return False
-
-
-has_step = lambda r: isinstance(r.get("step"), int)
-is_start = lambda r: r.keys() == {"start"} and isinstance(r["start"], dict)
-is_step_or_start = lambda r: is_start(r) or has_step(r) and "start" not in r
-
-
-def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start) -> list[dict]:
-    """The records of a .jsonl file; [] if there is no file. Other lines are counted and left out: a
-    kill may have cut one short, a disk may have damaged one."""
-    try:
-        lines = disk.read_bytes(path, 1 << 30).splitlines() if os.path.lexists(path) else []
-    except OSError as error:
-        say(f"warning: {path} cannot be read ({error.strerror})")
-        return []
-    records = []
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and is_record(record):
-                records.append(record)
-    skipped = len(lines) - len(records)
-    if skipped:
-        say(f"warning: {path}: {skipped} of {len(lines)} lines are damaged and left out")
-    return records
-
-
-def line_of(record: dict) -> str:
-    """A line of a .jsonl file. JSON has no NaN and no infinity: they become null."""
-
-    def clean(x):
-        if isinstance(x, dict):
-            return {key: clean(value) for key, value in x.items()}
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
-    return json_of(clean(record)) + "\n"
-
-
-def write_jsonl(path: Path, records: list[dict]) -> None:
-    disk.write_text(path, "".join(map(line_of, records)))

@@ -14,26 +14,26 @@ import io
 import json
 import math
 import os
-import re
 import resource
 import shlex
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, islice, product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
 from config import UsageError
+from machinery import formats
 from machinery.disk import inside, open_file, read_json, replacing, sha256_of
 from machinery.errors import DataError
+from machinery.formats import ManifestFile, Shard
 from tokenizer import Tokenizer
 
-FORMAT = 2  # version of the folder; goes up when older ones can no longer be read
 CACHE = "data/cache"  # of copies of published data, by fingerprint
 SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
 AGAIN = "run the same prepare_data.py command again"
@@ -67,16 +67,16 @@ def dtype_for(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 65_536 else "<u4"
 
 
-def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[dict]:
+def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[Shard]:
     """Write rows to FOLDER/NAME_00.npy, NAME_01.npy, ...; returns their manifest entries."""
     rows = iter(rows)
-    entries = []
+    shards = []
     while block := list(islice(rows, SHARD_ROWS)):
         array = np.stack(block).astype(dtype)  # (rows, row_len)
         crcs = np.array([zlib.crc32(row) for row in array], "<u4")
         entry = {"rows": len(array), "min": int(array.min()), "max": int(array.max())}
         for key, suffix, content in (("", "npy", array), ("crc32_", "crc32.npy", crcs)):
-            file = f"{name}_{len(entries):02d}.{suffix}"
+            file = f"{name}_{len(shards):02d}.{suffix}"
             path = folder / file
             with replacing(path) as f:
                 # np.save would write the same, but its OSError does not say that the disk is full
@@ -85,70 +85,38 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
             size = path.stat().st_size
             sha256 = sha256_of(path)
             entry |= {f"{key}file": file, f"{key}bytes": size, f"{key}sha256": sha256}
-        entries.append(entry)
-    return entries
-
-
-# Checks of the manifest's fields.
-is_count = lambda value: type(value) is int and 0 <= value < 1 << 53
-is_hash = lambda value: is_text(value) and re.fullmatch("[0-9a-f]{64}", value) is not None
-is_text = lambda value: isinstance(value, str) and value.isprintable()  # it is printed, too
-is_list = lambda value: isinstance(value, list)
-is_dtype = lambda value: value in ("<u2", "<u4")
-is_three_counts = lambda value: is_list(value) and len(value) == 3 and all(map(is_count, value))
-is_marks = lambda value: value is None or is_three_counts(value)
-SHARD = dict(rows=is_count, min=is_count, max=is_count)
-SHARD |= dict(file=is_text, bytes=is_count, sha256=is_hash)
-SHARD |= dict(crc32_file=is_text, crc32_bytes=is_count, crc32_sha256=is_hash)
-
-
-def files_of(shard: dict) -> list[tuple[str, int, str]]:
-    """(name, bytes, sha256) of the two files of a shard entry: its rows and its checksums."""
-    facts = ("file", "bytes", "sha256")
-    return [tuple(shard[key + fact] for fact in facts) for key in ("", "crc32_")]
+        shards.append(Shard(**entry))
+    return shards
 
 
 class Manifest:
     """A parsed manifest.json. A shard is opened only to check it, or when a row of it is read."""
 
     def __init__(self, folder: str | Path, tree: dict) -> None:
-        """DataError, which names the field, unless `format` is this version's, `fingerprint` shows
-        no edit, and every field that is used has the right type."""
+        """DataError, which names the field, unless `fingerprint` shows no edit and every field has
+        the right type."""
         self.dir = Path(folder)
-        self.tree = tree
-        self._field(lambda value: value == FORMAT, "format")
-        self.fingerprint: str = self._field(lambda value: value == fingerprint(tree), "fingerprint")
-        self.row_len: int = self._field(lambda n: is_count(n) and n > 1, "row_len")
-        self.dtype: str = self._field(is_dtype, "dtype")
-        self.vocab_size: int = self._field(is_count, "tokenizer", "vocab_size")
-        self.bos_id: int = self._field(is_count, "tokenizer", "bos_id")
-        self.tokenizer_sha256: str = self._field(is_hash, "tokenizer", "sha256")
-        self.marks = tuple(self._field(is_marks, "tokenizer", "marks") or ())  # data.targets_of
-        indices = range(len(self._field(is_list, "sources")))
-        self.sources: list[str] = [self._field(is_text, "sources", i, "name") for i in indices]
+        path = self.dir / "manifest.json"
+        try:
+            self.facts = facts = formats.checked(ManifestFile, tree, path)
+        except DataError as error:
+            raise DataError(f"{error}; {REMEDY}") from None
+        if facts.fingerprint != fingerprint(tree):
+            raise damaged(path, "was edited: its fingerprint is another one")
+        self.fingerprint = facts.fingerprint
+        self.row_len = facts.row_len
+        self.dtype = facts.dtype
+        self.vocab_size = facts.tokenizer.vocab_size
+        self.bos_id = facts.tokenizer.bos_id
+        self.tokenizer_sha256 = facts.tokenizer.sha256
+        self.marks = facts.tokenizer.marks or ()  # data.targets_of
+        self.sources = [source.name for source in facts.sources]
         self._starts = {}  # (split, source index) -> first row of each shard, then the total
-        for split, (source, name) in product(("train", "val"), enumerate(self.sources)):
-            keys = "splits", split, name, "shards"
-            indices = range(len(self._field(is_list, *keys)))
-            for i, (field, is_right) in product(indices, SHARD.items()):
-                self._field(is_right, *keys, i, field)
-            rows = (shard["rows"] for shard in self.shards(split, source))
+        for split, source in product(("train", "val"), range(len(self.sources))):
+            rows = (shard.rows for shard in self.shards(split, source))
             self._starts[split, source] = [0, *accumulate(rows)]
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # open files; 256 on macOS
         self._open = lru_cache(maxsize=allowed * 3 // 4)(self._open_file)
-
-    def _field(self, is_right: Callable[[Any], bool], *keys: str | int) -> Any:
-        value = self.tree
-        for key in keys:
-            try:
-                value = value[key]
-            except (LookupError, TypeError):
-                value = None
-        if not is_right(value):
-            raise damaged(
-                self.dir / "manifest.json", f"has {str(value)[:80]!r} as {'.'.join(map(str, keys))}"
-            )
-        return value
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> "Manifest":
@@ -165,18 +133,17 @@ class Manifest:
             )
         return cls(folder, read_json(path))
 
-    def shards(self, split: str, source: int) -> list[dict]:
+    def shards(self, split: str, source: int) -> list[Shard]:
         """The shard entries of one source (by index) in a split, in order."""
-        return self.tree["splits"][split][self.sources[source]]["shards"]
+        return self.facts.splits[split][self.sources[source]].shards
 
-    def all_shards(self, splits: tuple[str, ...] = ("train", "val")) -> list[dict]:
-        """The shard entries of all sources in these splits, in order."""
-        pairs = product(splits, range(len(self.sources)))
-        return [shard for pair in pairs for shard in self.shards(*pair)]
+    def all_shards(self) -> list[Shard]:
+        """The shard entries of all sources, for training and then for validation, in order."""
+        return [shard for pair in self._starts for shard in self.shards(*pair)]
 
     def files(self) -> list[tuple[str, int, str]]:
         """(name, bytes, sha256) of every file but the manifest; bytes is 0 if not known."""
-        files = [file for shard in self.all_shards() for file in files_of(shard)]
+        files = [file for shard in self.all_shards() for file in shard.files()]
         return [*files, ("tokenizer.json", 0, self.tokenizer_sha256)]
 
     def rows(self, split: str, source: int | None = None) -> int:
@@ -201,7 +168,7 @@ class Manifest:
         """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
         return Tokenizer.load(self.tokenizer_file()).token_bytes
 
-    def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
+    def locate(self, split: str, source: int, row: int) -> tuple[Shard, int]:
         """A source's row -> (shard entry, row within the shard)."""
         starts = self._starts[split, source]
         k = bisect.bisect_right(starts, row) - 1
@@ -210,7 +177,7 @@ class Manifest:
     def row(self, split: str, source: int, row: int) -> np.ndarray:
         """One row, (row_len,), checked against its crc32; DataError if it is damaged."""
         shard, i = self.locate(split, source, row)
-        path = self.dir / shard["file"]
+        path = self.dir / shard.file
         file, crc_file = self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map, it reads only the row, and a truncated file raises no SIGBUS
@@ -221,10 +188,10 @@ class Manifest:
             raise damaged(path, f"is damaged: row {i} does not match its crc32")
         return np.frombuffer(raw, self.dtype)
 
-    def open_shard(self, shard: dict) -> tuple[BinaryIO, BinaryIO]:
+    def open_shard(self, shard: Shard) -> tuple[BinaryIO, BinaryIO]:
         """The rows and the checksums of a shard, open."""
-        rows = self._open(shard["file"], self.dtype, (shard["rows"], self.row_len))
-        return rows, self._open(shard["crc32_file"], "<u4", (shard["rows"],))
+        rows = self._open(shard.file, self.dtype, (shard.rows, self.row_len))
+        return rows, self._open(shard.crc32_file, "<u4", (shard.rows,))
 
     def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
         """A .npy file, open; DataError unless it has the header and the size of this array."""
@@ -245,11 +212,10 @@ class Manifest:
         """Compare every file's size, dtype, shape and token range with the manifest."""
         for shard in self.all_shards():
             self.open_shard(shard)
-            largest = shard["max"]
-            if largest >= self.vocab_size:
+            if shard.max >= self.vocab_size:
                 raise damaged(
-                    self.dir / shard["file"],
-                    f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}",
+                    self.dir / shard.file,
+                    f"has token {shard.max}, the vocabulary ends at {self.vocab_size - 1}",
                 )
         self._open.cache_clear()  # a program may check several folders but read only one
         self.tokenizer_file()

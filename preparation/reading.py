@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from machinery.errors import DataError
+from machinery.errors import DataError, reason_of
 from preparation import chat
 from tokenizer import blocks
 
@@ -153,10 +153,6 @@ def readable(path: Path, remedy: str = REPAIR) -> Iterator[None]:
             with open(path, "rb") as file:
                 refuse_pointer(path, file.read(64))
         raise DataError(f"{path} cannot be read ({reason_of(error)}); {remedy}") from None
-
-
-def reason_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
@@ -400,8 +396,8 @@ def _table_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> I
     if separator not in header:
         separator = "\x1f"  # one column: whatever a line has
     csv.field_size_limit(LARGEST_LINE)
-    options = dict(delimiter=separator, strict=True)  # strict: no cell without its second quote
-    rows = csv.DictReader(itertools.chain([header], lines), **options)
+    # strict: no cell without its second quote
+    rows = csv.DictReader(itertools.chain([header], lines), delimiter=separator, strict=True)
     names = rows.fieldnames or []
     if len(set(names)) < len(names):
         raise DataError(f"{path}: two of its columns have one name: {', '.join(names)[:200]}")

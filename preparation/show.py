@@ -106,13 +106,13 @@ def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: in
     source, row = place_of(manifest, config.split, n)
     shard, within = manifest.locate(config.split, source, row)
     found = [*documents(manifest, tokenizer, manifest.row(config.split, source, row))]
-    facts = manifest.tree["sources"][source]
+    facts = manifest.facts.sources[source]
     fill = manifest.row_len - sum(n for n, _ in found)
     lines = [
         f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: "
         f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}",
-        f"source {facts['name']}: {facts.get('spec', '')}",
-        f"shard  {manifest.dir / shard['file']}, row {within:,}, crc32 as expected",
+        f"source {facts.name}: {facts.spec}",
+        f"shard  {manifest.dir / shard.file}, row {within:,}, crc32 as expected",
     ]
     for number, (size, text) in enumerate(found, 1):
         lines.append(f"\n---- BOS, document {number}: {size:,} tokens\n{text}")

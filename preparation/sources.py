@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UsageError
-from machinery.errors import DataError
+from machinery.errors import DataError, reason_of
 from machinery.output import public
 from preparation import chat, reading, stdlib_chats
 from preparation.reading import (
@@ -43,7 +43,6 @@ from preparation.reading import (
     document_of,
     kind_of,
     read_file,
-    reason_of,
 )
 
 # A unit of 16 MB takes one core about 4 seconds: no more is lost by a kill, and few files occupy

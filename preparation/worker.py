@@ -31,8 +31,9 @@ from tqdm import tqdm
 
 import data
 from config import DataConfig, UsageError
-from machinery import cli, disk, shards
+from machinery import cli, disk, formats, shards
 from machinery.errors import DataError
+from machinery.formats import Unit, UnitSplit
 from machinery.output import say
 from preparation import chat, sources
 from preparation.reading import DOCUMENT, Notes
@@ -77,12 +78,18 @@ class Job:
             self.nfc, tokenizer = given.nfc, given.sha256
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
-        options = {"source": [s.spec for s in self.sources], "tokenizer": tokenizer}
-        options |= {"revisions": [s.revision for s in self.sources], "format": shards.FORMAT}
-        options |= {"row_len": config.row_len, "val_fraction": config.val_fraction}
+        options = {
+            "source": [s.spec for s in self.sources],
+            "tokenizer": tokenizer,
+            "revisions": [s.revision for s in self.sources],
+            "format": formats.DATA_FORMAT,
+            "row_len": config.row_len,
+            "val_fraction": config.val_fraction,
+            "buffer": BUFFER,
+        }
         options |= {"dedup": config.dedup} if config.dedup != "none" else {}
         options |= {"encoding": encoding} if encoding != "utf-8" else {}
-        self.options = digest(options | {"buffer": BUFFER})
+        self.options = digest(options)
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
 
         is_local = not any(source.remote for source in self.sources)
@@ -203,16 +210,16 @@ class Job:
     def record_path(self, source: int, unit: int) -> Path:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
-    def record(self, source: int, unit: int) -> dict | None:
+    def record(self, source: int, unit: int) -> Unit | None:
         """The record of a finished unit; None if it, or a shard, is missing or damaged."""
         try:
-            record = disk.read_json(self.record_path(source, unit))
-            for part in record["splits"].values():
-                for entry in part["shards"]:
-                    for name, size, _ in shards.files_of(entry):
+            record = formats.read(self.record_path(source, unit), Unit)
+            for part in record.splits.values():
+                for shard in part.shards:
+                    for name, size, _ in shard.files():
                         if disk.inside(self.folder, name).stat().st_size != size:
                             return None
-        except (OSError, DataError, TypeError, LookupError, AttributeError):
+        except (OSError, DataError):
             return None
         return record
 
@@ -242,8 +249,8 @@ read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per 
 
 
 def prepare_unit(
-    source, unit: dict, path: Path, name: str, row_len, block, val_below, copies=frozenset()
-) -> dict:
+    source, unit: dict, path: Path, name: str, row_len, block, val_below, copies: frozenset
+) -> Unit:
     """Read, tokenize, pack and write one unit, but for its `copies`; returns its record, written
     last, to `path`."""
     tokenizer = read_tokenizer(disk.read_text(path.with_name("tokenizer.json")))
@@ -286,14 +293,22 @@ def prepare_unit(
             order = data.Permutation(len(in_order), "val")
             rows = [in_order[order(i)] for i in range(order.n)]
         file = f"{split}/{source.name}/{name}"
-        entries = shards.write_shards(rows, path.parents[2], file, dtype)
-        splits[split] = {**totals[split], "packing": asdict(packed.stats), "shards": entries}
-        splits[split]["leftover"] = [ids.tolist() for ids in packed.leftover]
+        splits[split] = UnitSplit(
+            shards=shards.write_shards(rows, path.parents[2], file, dtype),
+            packing=asdict(packed.stats),
+            leftover=[ids.tolist() for ids in packed.leftover],
+            **totals[split],
+        )
         if source.conversations:  # each piece has one BOS, the others fill rows
             notes[chat.FILLERS] += packed.stats.bos - packed.stats.documents
-    record = {"notes": dict(notes), "examples": notes.examples, "documents": notes.read}
-    record |= {"splits": splits, "tokens": totals["train"]["tokens"]}
-    disk.write_json(path, record)
+    record = Unit(
+        splits=splits,
+        tokens=totals["train"]["tokens"],
+        documents=notes.read,
+        notes=dict(notes),
+        examples=notes.examples,
+    )
+    disk.write_json(path, formats.tree_of(record))
     return record
 
 
@@ -344,13 +359,13 @@ def start_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dict]:
+def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], Unit]:
     """Do the unfinished units; returns all records by (source, unit)."""
     found = ((unit, job.record(*unit)) for unit in job.all_units)
     done = {unit: record for unit, record in found if record is not None}
     if next_unit(job, done, {}) is None:
         return done
-    tokens = sum(record["tokens"] for record in done.values())
+    tokens = sum(record.tokens for record in done.values())
     check_room(job, tokens)
     total = job.tokens or None
     running = {}  # a future -> its unit
@@ -365,13 +380,13 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
             for future in finished:
                 record = future.result()
                 done[running.pop(future)] = record
-                bar.update(record["tokens"])
+                bar.update(record.tokens)
 
 
 def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int]]:
     """The first units of a source that together have the tokens wanted. A unit without a record
     counts as the mean of those with one, or, if there is none, as a 16th of the tokens wanted."""
-    known = [record["tokens"] for (s, _), record in records.items() if s == source]
+    known = [record.tokens for (s, _), record in records.items() if s == source]
     guess = sum(known) / len(known) if known else job.tokens / 16
     have = 0.0
     target = job.tokens * job.shares[source] / sum(job.shares) or float("inf")
@@ -379,7 +394,7 @@ def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int
         if have >= target:
             break
         yield source, u
-        have += records[source, u]["tokens"] if (source, u) in records else guess
+        have += records[source, u].tokens if (source, u) in records else guess
 
 
 def next_unit(job: Job, done: dict, running: dict) -> tuple[int, int] | None:
@@ -409,8 +424,8 @@ def reuse(job: Job) -> shards.Manifest | None:
     if not path.exists():
         return None
     manifest = shards.Manifest.load(job.folder)
-    same_options = manifest.tree.get("options") == job.options
-    same_text = manifest.tree.get("prepared_from") == job.key
+    same_options = manifest.facts.options == job.options
+    same_text = manifest.facts.prepared_from == job.key
     if not same_options or not (same_text or all(source.installed for source in job.sources)):
         reason = "its text has changed since" if same_options else "made with other options"
         raise UsageError(
@@ -424,12 +439,11 @@ def reuse(job: Job) -> shards.Manifest | None:
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
-        redo = f"redoing the missing parts of {job.folder}: {reason}"
-        say(redo, file=sys.stderr)
+        say(f"redoing the missing parts of {job.folder}: {reason}", file=sys.stderr)
         return None
     if not same_text:
         say("the installed Python files have changed since; the data is kept as it was made")
-    return manifest if manifest.tree.get("tokens_wanted") == job.tokens else None
+    return manifest if manifest.facts.tokens_wanted == job.tokens else None
 
 
 def sweep(job: Job) -> None:

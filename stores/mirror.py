@@ -21,12 +21,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from config import RunConfig, UsageError
-from machinery import disk
+from machinery import disk, formats
 from machinery.checkpoint import MANIFEST, newest_first, read_trainer
 from machinery.errors import CheckpointError, DataError, StorageError
+from machinery.formats import FileList
 from machinery.log import Log
 from stores.store import Store
 
@@ -40,12 +42,8 @@ WATCH_S = 60.0  # of the lease
 
 
 @contextlib.contextmanager
-def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
-    """The run's mirror, whose lease is given back however the run ends; None on all ranks but the
-    first."""
-    if not log.is_first:
-        yield None
-        return
+def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror"]:
+    """The run's mirror, whose lease is given back however the run ends."""
     mirror = Mirror(options.mirror, log)
     try:
         yield mirror
@@ -143,22 +141,23 @@ class Mirror:
         fails, the next checkpoint is another attempt."""
         began = time.monotonic()
         name = path.name
-        tree = disk.read_json(path / MANIFEST)
-        for file in (*tree["files"], MANIFEST):
+        listed = formats.read(path / MANIFEST, FileList)
+        for file in (*listed.files, MANIFEST):
             self.lease.renew()
             self.store.send(f"{name}/{self.lease.id}/{file}", disk.inside(path, file))
-        self._commit(name, tree | {"copy": self.lease.id})
+        self._commit(name, replace(listed, copy=self.lease.id))
         self.log.print(f"{name} is in {self.store.url} after {time.monotonic() - began:.1f} s")
         self._tidy(path.with_name("best"))
 
-    def _commit(self, name: str, tree: dict) -> None:
+    def _commit(self, name: str, listed: FileList) -> None:
         """Copy the run's small files, under this process's ID, since another machine's may be of a
-        later step; then write the manifest `tree`, which names them."""
+        later step; then write the manifest, which names them."""
         for small, content in self._small():
             self.store.write(f"{name}/{self.lease.id}.run/{small}", content)
         self.lease.renew()
-        tree = tree | {"run": f"{self.lease.id}.run"}
-        self.store.write(f"{name}/{MANIFEST}", json.dumps(tree).encode())
+        listed = replace(listed, run=f"{self.lease.id}.run")
+        content = json.dumps(formats.tree_of(listed))
+        self.store.write(f"{name}/{MANIFEST}", content.encode())
 
     def _small(self) -> Iterator[tuple[str, bytes]]:
         for name in SMALL:
@@ -191,10 +190,10 @@ class Mirror:
         if content is None:
             self.upload(newest)
         else:
-            tree = disk.parse_json(content, f"{name}/{MANIFEST}")
-            folder = f"{name}/{tree.get('run', '')}"
-            if any(self.store.read(f"{folder}/{small}") != now for small, now in self._small()):
-                self._commit(name, tree)
+            listed = formats.parse(content, FileList, f"{self.store.url}/{name}/{MANIFEST}")
+            beside = f"{name}/{listed.run or ''}"
+            if any(self.store.read(f"{beside}/{small}") != now for small, now in self._small()):
+                self._commit(name, listed)
             self._tidy(newest.with_name("best"))
         self.lease.give_back()
 
@@ -211,20 +210,20 @@ class Mirror:
             if content is None:
                 self.log.print(f"{far} is passed over: its upload was not completed")
                 return False
-            tree = disk.parse_json(content, f"{far}/{MANIFEST}")
-            folder = f"{name}/{tree.pop('copy', '')}"
-            beside = f"{name}/{tree.pop('run', '')}"
-            disk.write_json(tmp / MANIFEST, tree)
+            listed = formats.parse(content, FileList, f"{far}/{MANIFEST}")
+            folder = f"{name}/{listed.copy or ''}"
+            near = replace(listed, copy=None, run=None)
+            disk.write_json(tmp / MANIFEST, formats.tree_of(near))
             self.store.fetch(
                 f"{folder}/trainer.json", tmp / "trainer.json", most=disk.LARGEST_SMALL
             )
             trainer = read_trainer(tmp)
             if check:
                 check(far, trainer)
-            for file, sha256 in tree["files"].items():
+            for file, sha256 in listed.files.items():
                 self.store.fetch(f"{folder}/{file}", disk.inside(tmp, file), sha256)
             for small in SMALL:
-                content = self.store.read(f"{beside}/{small}", LARGEST_SMALL)
+                content = self.store.read(f"{name}/{listed.run or ''}/{small}", LARGEST_SMALL)
                 own = self.log.run_dir / small
                 if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
                     disk.write_bytes(own, content)

@@ -58,8 +58,10 @@ class Store:
         # fsspec formats and runs what a chained URL (::) names; its rm takes *?[] as a pattern.
         odd = "::" in url or not self.is_local and set("*?[]") & set(url + folder)
         if protocol not in PROTOCOLS or odd:
-            known = ", ".join(sorted(PROTOCOLS))
-            raise UsageError(f"{self.url}: give a folder, or a URL of {known} without :: * ? [ ]")
+            raise UsageError(
+                f"{self.url}: give a folder, or a URL of {', '.join(sorted(PROTOCOLS))} without "
+                ":: * ? [ ]"
+            )
         try:
             self.fs, root = url_to_fs(url)
         except (ImportError, ValueError, TypeError) as error:

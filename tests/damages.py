@@ -1,6 +1,5 @@
 """The ways in which the tests damage a file."""
 
-import json
 import os
 from pathlib import Path
 
@@ -12,14 +11,6 @@ def flipped(path: Path, at: int | None = None) -> None:
     size = path.stat().st_size
     if size:
         flip(path, at=size // 2 if at is None else min(at, size - 1))
-
-
-def every_value_null(path: Path) -> None:
-    """The JSON object, or each line of it, with nothing where something is expected."""
-    lines = path.read_text(errors="replace").splitlines() if path.suffix == ".jsonl" else None
-    for_each = [json.loads(t) for t in lines] if lines else [json.loads(path.read_text())]
-    nulls = [json.dumps(dict.fromkeys(tree)) for tree in for_each]
-    path.write_text("\n".join(nulls) + "\n")
 
 
 def not_utf8(path: Path) -> None:
@@ -42,15 +33,11 @@ DAMAGES = {
     "flipped near the start": lambda path: flipped(path, at=9),
     "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
     "emptied": lambda path: os.truncate(path, 0),
-    "a number": lambda path: path.write_text("5"),
     "a list": lambda path: path.write_text("[]"),
-    "null": lambda path: path.write_text("null"),
     "an empty object": lambda path: path.write_text("{}"),
     "nested too deeply": lambda path: path.write_text("[" * 100_000),
-    "every value null": every_value_null,
     "not UTF-8": not_utf8,
     "a folder": a_folder,
     "a dangling link": a_dangling_link,
-    "unreadable": lambda path: path.chmod(0),
     "deleted": Path.unlink,
 }

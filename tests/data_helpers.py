@@ -153,7 +153,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def make_folder(folder: Path, rows: dict, row_len=9, vocab_size=50, shard_rows=100, dtype="<u2"):
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
-    from machinery import disk, shards
+    from machinery import disk, formats, shards
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(rows["train"])
@@ -169,13 +169,26 @@ def make_folder(folder: Path, rows: dict, row_len=9, vocab_size=50, shard_rows=1
                 entries += shards.write_shards(made, folder, stem, dtype)
             splits[split][name] = {"rows": total, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
-    tree = dict(format=shards.FORMAT, row_len=row_len, dtype=dtype, splits=splits)
+    tree = dict(format=formats.DATA_FORMAT, row_len=row_len, dtype=dtype)
     sha256 = disk.sha256_of(folder / "tokenizer.json")
     tree["tokenizer"] = dict(vocab_size=vocab_size, bos_id=0, sha256=sha256)
     tree["sources"] = [{"name": name} for name in names]
-    tree["fingerprint"] = shards.fingerprint(tree)
-    disk.write_json(folder / "manifest.json", tree)
+    tree["splits"] = formats.tree_of(splits)
+    write_manifest(folder, tree)
     return shards.Manifest.load(folder)
+
+
+def manifest_of(folder: Path) -> dict:
+    """manifest.json, as it is written."""
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def write_manifest(folder: Path, tree: dict) -> None:
+    """With the fingerprint that fits it: a stranger computes that, too."""
+    from machinery import shards
+
+    tree["fingerprint"] = shards.fingerprint(tree)
+    (folder / "manifest.json").write_text(json.dumps(tree))
 
 
 def row_of(i: int, source: int, row_len: int, vocab_size: int):

@@ -258,9 +258,9 @@ def after_step(more) -> None:
     """Let more(run, progress) run once a step is taken and its numbers are written down."""
 
     @instead_of("train", "log_step")
-    def log_step(honest, run, progress, step):
-        honest(run, progress, step)
-        more(run, progress)
+    def log_step(honest, run, step):
+        honest(run, step)
+        more(run, run.progress)
 
 
 def slow(seconds: float) -> None:
@@ -347,13 +347,15 @@ def at_stages(more, patch=setattr) -> None:
 def kill_before_validation(step: int) -> None:
     """SIGKILL once the checkpoint of `step` is published, before its validation is written down."""
 
+    from machinery import formats
+
     @instead_of("machinery.log:Log", "write")
-    def write(honest, log, record):
-        if record.get("step") == step and record.keys() & {"val_bpb", "full_val_bpb"}:
+    def write(honest, log, line, **more):
+        if line.step == step and isinstance(line, formats.Scored):
             while not (log.run_dir / "checkpoints" / f"step_{step:08d}").exists():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
-        honest(log, record)
+        honest(log, line, **more)
 
 
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
@@ -392,17 +394,17 @@ def poison(steps: list[int], only_rank: int, what: str = "loss") -> None:
     nan = float("nan")
 
     @instead_of("train", "take_steps")
-    def take_steps(honest, run, progress):
+    def take_steps(honest, run):
         def model(*args, **kwargs):
             loss = run.step_model(*args, **kwargs)
-            if progress.step + 1 not in steps:
+            if run.progress.step + 1 not in steps:
                 return loss
             if what == "loss":
                 return loss * nan
             loss.register_hook(lambda gradient: gradient * nan)
             return loss
 
-        return honest(replace(run, step_model=model) if rank() == only_rank else run, progress)
+        return honest(replace(run, step_model=model) if rank() == only_rank else run)
 
 
 def growth(steps: int) -> None:
@@ -425,7 +427,7 @@ def note_weights() -> None:
     import hashlib
 
     @instead_of("train", "log_step")
-    def log_step(honest, run, progress, step):
+    def log_step(honest, run, step):
         digest = hashlib.sha256()
         tensors = [p.detach() for p in run.model.parameters()]
         for optimizer in run.optimizers:
@@ -433,7 +435,7 @@ def note_weights() -> None:
         for tensor in tensors:
             digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
         print(f"rank {rank()} weights {step.number} {digest.hexdigest()}", flush=True)
-        honest(run, progress, step)
+        honest(run, step)
 
 
 def note_rows() -> None:
@@ -446,7 +448,7 @@ def note_rows() -> None:
         count = int((targets[:, 0] != data.IGNORED).sum())  # the others only fill the batch
         for p in range(loader.position, loader.position + count):
             shard, row = loader.manifest.locate("train", *loader.order(p))
-            print(f"position {p}: {shard['file']} row {row}", flush=True)
+            print(f"position {p}: {shard.file} row {row}", flush=True)
         return inputs, targets
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, flip
-from data_helpers import make_folder, pieces_of, row_of
+from data_helpers import make_folder, manifest_of, pieces_of, row_of
 
 import data
 from config import UsageError
@@ -405,12 +405,12 @@ def test_more_shards_than_files_that_may_be_open(tmp_path):
 def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
     flipped, _ = manifest.locate(split, 0, 17)
     row_bytes = 9 * 2
-    flip(manifest.dir / flipped["file"], at=128 + 17 * row_bytes + 5)
+    flip(manifest.dir / flipped.file, at=128 + 17 * row_bytes + 5)
     manifest.check()  # sizes and headers are right
     for source, name in enumerate(manifest.sources):
         for row in range(manifest.rows(split, source)):
             if (name, row) == ("a", 17):
-                with pytest.raises(DataError, match=f"{flipped['file']}.* row 17 ") as e:
+                with pytest.raises(DataError, match=f"{flipped.file}.* row 17 ") as e:
                     manifest.row(split, source, row)
                 assert e.value.exit_code == 3
             else:
@@ -420,12 +420,12 @@ def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
 
 def test_case_20_a_damaged_checksum_and_a_row_that_cannot_be_read(manifest, monkeypatch):
     shard = manifest.shards("train", 0)[1]
-    flip(manifest.dir / shard["crc32_file"], at=-2)
+    flip(manifest.dir / shard.crc32_file, at=-2)
     with pytest.raises(DataError, match="row 99 "):
         manifest.row("train", 0, 199)
     failing = mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     monkeypatch.setattr(os, "pread", failing)
-    with pytest.raises(DataError, match=f"{shard['file']}.*{os.strerror(errno.EIO)}"):
+    with pytest.raises(DataError, match=f"{shard.file}.*{os.strerror(errno.EIO)}"):
         manifest.row("train", 0, 117)
 
 
@@ -434,11 +434,11 @@ def test_shards_are_what_numpy_writes_with_checksums_of_zlib(tmp_path, monkeypat
     rows = [row_of(i, 0, 9, 50) for i in range(17)]
     for dtype in ("<u2", "<u4"):
         entries = shards.write_shards(rows, tmp_path, "train/a/unit_00000", dtype)
-        assert [e["rows"] for e in entries] == [7, 7, 3]
+        assert [e.rows for e in entries] == [7, 7, 3]
         np.save(tmp_path / "theirs.npy", np.stack(rows[7:14]).astype(dtype))
-        ours = tmp_path / entries[1]["file"]
+        ours = tmp_path / entries[1].file
         assert ours.read_bytes() == (tmp_path / "theirs.npy").read_bytes()
-        crcs = np.concatenate([np.load(tmp_path / e["crc32_file"]) for e in entries])
+        crcs = np.concatenate([np.load(tmp_path / e.crc32_file) for e in entries])
         assert crcs.tolist() == [zlib.crc32(row.astype(dtype).tobytes()) for row in rows]
     assert (shards.dtype_for(65_536), shards.dtype_for(65_537)) == ("<u2", "<u4")
 
@@ -448,7 +448,8 @@ def test_case_21_another_tokenizer_an_edited_manifest_or_an_older_format(manifes
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         manifest.check()
     for change in ({"row_len": 8}, {"format": 1}):
-        disk.write_json(manifest.dir / "manifest.json", manifest.tree | change)
+        tree = manifest_of(manifest.dir)
+        disk.write_json(manifest.dir / "manifest.json", tree | change)
         with pytest.raises(DataError, match=r"manifest\.json"):
             Manifest.load(manifest.dir)
 
@@ -456,7 +457,7 @@ def test_case_21_another_tokenizer_an_edited_manifest_or_an_older_format(manifes
 @pytest.mark.parametrize("damage", ["vanishes", "is cut off"])
 def test_a_shard_that_changes_during_the_run_is_named(damage, tmp_path):
     manifest = make_folder(tmp_path / "d", {"train": {"a": 200}, "val": {}}, shard_rows=5)
-    files = [manifest.dir / entry["file"] for entry in manifest.shards("train", 0)]
+    files = [manifest.dir / entry.file for entry in manifest.shards("train", 0)]
     if damage == "is cut off":
         for entry in manifest.shards("train", 0):
             manifest.open_shard(entry)  # a shard opened later would be refused by its size

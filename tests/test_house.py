@@ -24,6 +24,7 @@ FLOORS = [
     {"stores"},
     {"preparation"},
     {"instruments", "hf"},
+    {"session"},
     PROGRAMS,
 ]
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
@@ -32,15 +33,16 @@ OPTIONAL = {"instruments", "stores"}  # a program imports them only where they a
 # A promise to readers: these numbers only go down. Lexical tokens of .py files, by room: what there
 # is to read, however it is laid out (tokens.py).
 BUDGETS = {
-    "train.py model.py data.py": 10383,  # the first evening
-    "*.py": 20982,
-    "machinery/**/*.py stores/**/*.py": 20974,
-    "preparation/**/*.py": 12693,
-    "hf/**/*.py": 9505,
-    "instruments/**/*.py": 23721,
-    "benchmarks/**/*.py": 25772,
-    "tests/**/*.py": 146392,
-    "course/**/*.py": 165737,
+    "train.py model.py data.py": 9360,  # the first evening
+    "*.py": 20969,
+    "machinery/**/*.py stores/**/*.py": 22053,  # 2288 of them in formats.py, for all rooms
+    "preparation/**/*.py": 12589,
+    "hf/**/*.py": 9219,
+    "instruments/**/*.py": 23025,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 87855,
+    "benchmarks/**/*.py": 25760,
+    "tests/**/*.py": 145620,
+    "course/**/*.py": 165732,
 }
 
 
@@ -124,7 +126,7 @@ def test_imports_go_down_the_floors():
             down = FLOOR.get(room, 99) < FLOOR[own] or room == own != path.stem
             assert down, f"{file} imports {name}"
             needs = room in OPTIONAL and room != own and at_once
-            assert not (own in PROGRAMS and needs), f"{file} needs {name}"
+            assert not (own in PROGRAMS | {"session"} and needs), f"{file} needs {name}"
             assert not (room == "stores" and needs), f"{file} needs {name}"
 
 

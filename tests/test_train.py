@@ -18,6 +18,7 @@ from test_counted import assert_same
 from test_faults import assert_same_state, checkpoints, status
 
 import eval as eval_program
+import session
 import train
 from bits_per_byte import score_text
 from config import GPTConfig, UsageError
@@ -99,7 +100,8 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
     of_steps = {r["step"]: r for r in metrics(tmp_path / "run") if "loss" in r}
     for step in range(1, 4):
         checkpoint = str(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-        model, _ = eval_program.load_model(EvalConfig("", checkpoint, device="cpu", dtype="fp32"))
+        config = EvalConfig("", checkpoint, device="cpu", dtype="fp32")
+        model = eval_program.load_model(config).model
         with closing(RowLoader(manifest, order_of(manifest), 8, position=8 * step)) as loader:
             batch = *loader.next_batch(), [0] * 8
         special += int((size[batch[1]] == 0).sum())
@@ -356,7 +358,7 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     tree = disk.read_json(file.with_name("MANIFEST.json"))
     tree["files"]["trainer.json"] = disk.sha256_of(file)
     disk.write_json(file.with_name("MANIFEST.json"), tree)
-    resume = train.resume
+    resume = session.resume
     best = []
 
     def noting(state, preset, plan, log, progress):
@@ -364,7 +366,7 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
         best.append(progress.best_bpb)
         return plan
 
-    monkeypatch.setattr(train, "resume", noting)
+    monkeypatch.setattr(session, "resume", noting)
     here(small_data, own_run, "--eval_tokens", 64, "--init_from", file.parent)
     assert best == [math.inf]
     out = capsys.readouterr().out

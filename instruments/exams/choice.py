@@ -19,7 +19,7 @@ from config import Count, Dtype, UsageError, install
 from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.questions import Question, from_file
 from machinery.output import say
-from machinery.trained import EvalConfig, is_tuned, keep_record, open_tokenizer
+from machinery.trained import EvalConfig
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -54,17 +54,16 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
             "choice needs an exam, as --task hellaswag, or a file of questions "
             "(docs/evaluation.md); held-out text is scored by eval.py loss"
         )
-    model, trainer = load_model(config)
-    tokenizer = open_tokenizer(config, trainer)
-    tuned = is_tuned(trainer)
+    loaded = load_model(config)
+    tuned = loaded.origin.tuned
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
     asked = {task: read_task(task, config) for task in config.task}  # all, before one is scored
     answered = {}
     for task, questions in asked.items():
-        answered[task] = score(questions, model, tokenizer, config.batch, tuned)
+        answered[task] = score(questions, loaded.model, loaded.tokenizer, config.batch, tuned)
     for record in report(answered, config.shots):
-        keep_record(config, trainer, **record)
+        loaded.keep_record(**record)
 
 
 def read_task(task: str, config: ChoiceConfig) -> list[Question]:

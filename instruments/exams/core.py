@@ -21,10 +21,11 @@ from tqdm import tqdm
 
 from config import Count, Dtype, Local, UsageError
 from instruments.exams.likelihood import Pair, log_likelihoods
-from instruments.exams.lines import LARGEST, has_fields, read_lines
+from instruments.exams.lines import LARGEST, check_options, read_lines
 from machinery import cli, disk
+from machinery.formats import Whole
 from machinery.output import say
-from machinery.trained import EvalConfig, keep_record, open_tokenizer
+from machinery.trained import EvalConfig
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -81,14 +82,54 @@ def read_table() -> list[Task]:
 TASKS = read_table()
 GPT2_XL = 0.256525  # its CORE on at most 1,000 items a task
 XL_ERROR = 0.0071  # its standard error
-FIELDS = {  # of a line of the file: those that are texts, and the one that lists the options
-    "mc": (["query"], "choices"),
-    "schema": (["continuation"], "context_options"),
-    "lm": (["context", "continuation"], ""),
-}
 
 
 # ---------------------------------------------------------------------------------- the items
+
+
+@dataclass(frozen=True)
+class Choice:
+    """mc: several answers."""
+
+    query: str
+    choices: tuple[str, ...]
+    gold: Whole
+
+    def __post_init__(self):
+        check_options(self.choices, self.gold)
+
+    def written(self, delimiter: str) -> list[str]:
+        return [self.query + delimiter + choice for choice in self.choices]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """schema: several contexts."""
+
+    context_options: tuple[str, ...]
+    continuation: str
+    gold: Whole
+
+    def __post_init__(self):
+        check_options(self.context_options, self.gold)
+
+    def written(self, delimiter: str) -> list[str]:
+        return [context + delimiter + self.continuation for context in self.context_options]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """lm: the one answer."""
+
+    context: str
+    continuation: str
+
+    def written(self, delimiter: str) -> list[str]:
+        return [self.context.strip() + delimiter + self.continuation]
+
+
+Item = Choice | Schema | Completion
+KINDS = {"mc": Choice, "schema": Schema, "lm": Completion}
 
 
 def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
@@ -100,11 +141,9 @@ def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
     raise UsageError(f"{folder} has no file of a task, as {tasks[0].file}.jsonl; {WHERE}")
 
 
-def read_items(task: Task, path: Path) -> list[dict]:
+def read_items(task: Task, path: Path) -> list[Item]:
     """The items of a file, in its order."""
-    texts, options = FIELDS[task.kind]
-    shape = f"an object with {', '.join([*texts, options, 'gold'] if options else texts)}"
-    return read_lines(path, lambda item: has_fields(item, texts, options), shape)
+    return read_lines(path, KINDS[task.kind])
 
 
 def git_blob(path: Path) -> str:
@@ -113,7 +152,7 @@ def git_blob(path: Path) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def shuffled(items: list[dict], limit: int) -> list[dict]:
+def shuffled(items: list[Item], limit: int) -> list[Item]:
     """In CORE's order; examples too come from the items that the limit leaves after the shuffle."""
     items = list(items)
     random.Random(1337).shuffle(items)
@@ -126,23 +165,15 @@ def examples_of(i: int, n: int, shots: int) -> list[int]:
     return [index + (index >= i) for index in indices]
 
 
-def written(task: Task, item: dict) -> list[str]:
-    """An item written out with each answer (mc) or context (schema), or with its answer (lm)."""
-    if task.kind == "mc":
-        return [item["query"] + task.delimiter + choice for choice in item["choices"]]
-    ends = task.delimiter + item["continuation"]
-    options = item["context_options"] if task.kind == "schema" else [item["context"].strip()]
-    return [option + ends for option in options]
-
-
-def prompts(task: Task, items: list[dict], i: int) -> list[str]:
+def prompts(task: Task, items: list[Item], i: int) -> list[str]:
     """How item i is asked: a prompt for each answer (mc) or context (schema); for lm, one
     without the answer and one with it."""
     shown = [items[k] for k in examples_of(i, len(items), task.shots)]
-    before = "".join(f"{written(task, item)[item.get('gold', 0)]}\n\n" for item in shown)
-    texts = [before + text for text in written(task, items[i])]
+    right = [item.written(task.delimiter)[getattr(item, "gold", 0)] for item in shown]
+    before = "".join(f"{text}\n\n" for text in right)
+    texts = [before + text for text in items[i].written(task.delimiter)]
     if task.kind == "lm":
-        texts.insert(0, (before + items[i]["context"].strip() + task.delimiter).strip())
+        texts.insert(0, (before + items[i].context.strip() + task.delimiter).strip())
     return texts
 
 
@@ -176,7 +207,7 @@ def pick(means: list[float]) -> int:
 
 
 def score(
-    task: Task, items: list[dict], model: GPT, tokenizer: Tokenizer, batch: int
+    task: Task, items: list[Item], model: GPT, tokenizer: Tokenizer, batch: int
 ) -> list[dict]:
     """For each item: whether the model is right; the mean nats per token of its spans, NaN for an
     empty one, as where one answer begins another; and whether it was cropped."""
@@ -195,13 +226,13 @@ def score(
         for i, asked, own in zip(indices, rows, pairs):
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
-            correct = hits[0] if is_lm else pick(means) == items[i]["gold"]
+            correct = hits[0] if is_lm else pick(means) == items[i].gold
             cropped = any(len(row) > seq_len for row in asked)
             lines.append(dict(correct=correct, means=means, cropped=cropped))
     return lines
 
 
-def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
+def figures_of(task: Task, items: list[Item], lines: list[dict]) -> dict:
     """For a task: accuracy with its standard error, both centered too, and what guessing and an
     answer that is always the same would get."""
     n = len(items)
@@ -209,9 +240,12 @@ def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
     scale = 1 - task.base / 100
     p = hits / n
     stderr = math.sqrt(p * (1 - p) / (n - 1))
-    option = FIELDS[task.kind][1]
-    guess = sum(1 / len(item[option]) for item in items) / n if option else 0.0
-    answers = Counter(item["gold" if option else "continuation"] for item in items)
+    if task.kind == "lm":
+        guess = 0.0
+        answers = Counter(item.continuation for item in items)
+    else:
+        guess = sum(1 / len(item.written("")) for item in items) / n
+        answers = Counter(item.gold for item in items)
     return dict(
         n=n,
         hits=hits,
@@ -245,18 +279,18 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
             )
         if not git_blob(path).startswith(task.blob):
             say(f"warning: {path} is not the file that CORE is measured on")
-    model, trainer = load_model(config)
-    tokenizer = open_tokenizer(config, trainer)
+    loaded = load_model(config)
+    model = loaded.model
     figures = {}
     say(f"CORE: {len(asked)} of {len(TASKS)} tasks, seq_len {model.config.seq_len}")
     say(HEAD)
     for task, items in asked.items():
-        scored = score(task, items, model, tokenizer, config.batch)
+        scored = score(task, items, model, loaded.tokenizer, config.batch)
         figures[task] = figures_of(task, items, scored)
         show(task, figures[task])
     record = summary(figures)
     say("\n".join(conclusion(record)))
-    keep_record(config, trainer, seq_len=model.config.seq_len, **record)
+    loaded.keep_record(seq_len=model.config.seq_len, **record)
 
 
 def show(task: Task, f: dict) -> None:

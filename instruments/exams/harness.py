@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 from config import UsageError
 from instruments.exams.questions import Question, sample
 from machinery import cli
-from machinery.errors import DataError
+from machinery.errors import DataError, reason_of
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each setting that we choose
 
@@ -32,9 +32,8 @@ def open_tasks(name: str) -> list:
     try:
         tasks = list(manager().load([name])["tasks"].values())
     except Exception as error:  # from the network, the Hub or the data set: they share no class
-        reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
         raise DataError(
-            f"{name} could not be loaded ({type(error).__name__}: {reason}); connect to the Hub"
+            f"{name} could not be loaded ({reason_of(error)}); connect to the Hub"
         ) from None
     for task in tasks:
         if task.OUTPUT_TYPE != "multiple_choice":

@@ -48,16 +48,16 @@ def compare(scores: list[np.ndarray]) -> np.ndarray:
     return better + 0.5 * equal
 
 
-def bradley_terry(wins: np.ndarray, prior: float = 0.5) -> np.ndarray:
+def bradley_terry(wins: np.ndarray) -> np.ndarray:
     """Sums of wins over prompts (..., P, P) -> ratings (..., P).
 
     The strengths p that make the wins likeliest if i beats j with probability p_i / (p_i + p_j),
     by Newman's iteration (2023, "Efficient computation of rankings from pairwise comparisons",
-    equation 11). prior: virtual wins of each player over each other, half of one by default; else
+    equation 11). Each player gets half a virtual win over each other; else
     a player that has won every match would have no finite rating.
     """
     n_players = wins.shape[-1]
-    wins = (wins + prior) * (1 - np.eye(n_players))
+    wins = (wins + 0.5) * (1 - np.eye(n_players))
     p = np.ones(wins.shape[:-1])  # (..., P)
     for _ in range(10_000):
         before = p.copy()

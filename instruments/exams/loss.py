@@ -21,7 +21,7 @@ import data
 from bits_per_byte import loss_and_bpb, sums_of
 from config import Count, UsageError
 from instruments.pages.multiplier import rows_file
-from machinery import disk, trained
+from machinery import disk
 from machinery.errors import NonFiniteError
 from machinery.log import sources_line
 from machinery.output import say
@@ -103,14 +103,15 @@ def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, T
 
 def measure(config: LossConfig, load_model) -> None:
     """Print the loss, append it to eval.jsonl, and keep the figures of each row."""
-    model, trainer = load_model(config)
-    manifest = trained.open_data(config, trainer)
+    loaded = load_model(config)
+    model = loaded.model
+    manifest = loaded.data
     device = model.cos.device
     long = manifest.row_len - 1
     most = model.config.seq_len
     if long > most:
         raise UsageError(
-            f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}; "
+            f"the rows of {manifest.dir} have {long} inputs, but {loaded.path} reads {most}; "
             "docs/context.md tells how a model learns to read more"
         )
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
@@ -131,10 +132,15 @@ def measure(config: LossConfig, load_model) -> None:
     for part in parts if config.by == "position" else ():
         total, n = by_position[:, part].sum(1)
         say(f"{part[0]:,} to {part[-1]:,}: {total / n:.4f} nats per token")
-    figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(rows))
-    trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
+    loaded.keep_record(
+        val_loss=nats,
+        val_bpb=bpb,
+        val_bpb_by_source=by_source,
+        rows=len(rows),
+        data_fingerprint=manifest.fingerprint,
+    )
     if not config.rows and not config.data_dir:
-        keep_rows(rows_file(trained.run_of(trainer["path"]), trainer["step"]), rows)
+        keep_rows(rows_file(loaded.run_dir, loaded.origin.step), rows)
 
 
 def keep_rows(path: Path, rows: Tensor) -> None:

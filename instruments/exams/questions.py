@@ -6,10 +6,45 @@ Next: harness.py, the questions of public exams; choice.py scores them all.
 import random
 from dataclasses import dataclass
 from string import ascii_uppercase
+from typing import Annotated
 
-from instruments.exams.lines import has_fields, read_lines
+from instruments.exams.lines import check_options, read_lines
+from machinery.formats import Whole
 
-SHAPE = '{"query": text, "choices": [2 to 26 different texts], "gold": index of the right one}'
+
+class Asked:
+    """A line of a file: a `query`, its `choices`, and the place of the right one, `gold`."""
+
+    def __post_init__(self):
+        check_options(self.choices, self.gold)
+        if not all(self.choices) or len({*self.choices}) < len(self.choices):
+            raise ValueError("its choices must be different texts, none of them empty")
+
+
+@dataclass(frozen=True)
+class QueryLine(Asked):
+    query: str
+    choices: tuple[str, ...]
+    gold: Whole
+
+
+@dataclass(frozen=True)
+class QuestionLine(Asked):
+    """The same under other names."""
+
+    question: str
+    choices: tuple[str, ...]
+    answer: Whole | Annotated[str, "[A-Z]"]
+    """Its index, or its letter."""
+
+    @property
+    def query(self) -> str:
+        return self.question
+
+    @property
+    def gold(self) -> int:
+        is_letter = isinstance(self.answer, str)
+        return ascii_uppercase.index(self.answer) if is_letter else self.answer
 
 
 @dataclass(frozen=True)
@@ -24,24 +59,14 @@ class Question:
 def from_file(path: str, shots: int, limit: int) -> list[Question]:
     """The questions of a JSONL file except its first `shots`, which precede each as solved
     examples. limit: ask this many (0: all), a sample that is the same each time."""
-    rows = [*map(ours, read_lines(path, is_question, SHAPE))]
-    examples = "".join(f"{r['query']} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
+    rows = read_lines(path, QueryLine | QuestionLine)
+    examples = "".join(f"{row.query} {row.choices[row.gold]}\n\n" for row in rows[:shots])
     questions = []
     for i in sample(range(shots, len(rows)), limit):
-        query = rows[i]["query"]
-        choices = rows[i]["choices"]
-        given = tuple((examples + query, f" {choice}") for choice in choices)
-        questions.append(Question(given, tuple(choices), rows[i]["gold"]))
+        row = rows[i]
+        given = tuple((examples + row.query, f" {choice}") for choice in row.choices)
+        questions.append(Question(given, row.choices, row.gold))
     return questions
-
-
-def ours(row: object) -> object:
-    """A line with the names `question` and `answer` (an index, or its letter) under our names."""
-    if isinstance(row, dict) and "answer" in row and "gold" not in row:
-        gold = row["answer"]
-        gold = ascii_uppercase.index(gold) if gold in [*ascii_uppercase] else gold
-        row = dict(query=row.get("question"), choices=row.get("choices"), gold=gold)
-    return row
 
 
 def sample(items, limit: int) -> list:
@@ -52,11 +77,3 @@ def sample(items, limit: int) -> list:
         chosen = random.Random(0).sample(range(len(items)), limit)
         items = [items[i] for i in sorted(chosen)]
     return items
-
-
-def is_question(row: object) -> bool:
-    """Whether a line of a file is a question."""
-    row = ours(row)
-    if not has_fields(row, ["query"], "choices"):
-        return False
-    return all(row["choices"]) and len(set(row["choices"])) == len(row["choices"])

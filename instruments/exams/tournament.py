@@ -20,7 +20,7 @@ from instruments.exams import judge
 from machinery import checkpoint
 from machinery.disk import write_json
 from machinery.output import say
-from machinery.trained import EvalConfig, is_tuned, open_data
+from machinery.trained import EvalConfig, Trained
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -58,17 +58,18 @@ class TournamentConfig:
 
 def play(config: TournamentConfig, load_model: Callable) -> None:
     """`eval.py tournament`: print ratings of the players, and write them to
-    RUN_DIR/tournament.json. load_model: EvalConfig -> (model, trainer.json)."""
+    RUN_DIR/tournament.json. load_model: EvalConfig -> Trained."""
     paths, judging = entrants(config)
-    trainers = {p: checkpoint.read_trainer(p) | {"path": str(p)} for p in [*paths, judging]}
-    manifest = open_data(EvalConfig(data_dir=config.data_dir), trainers[paths[0]])
+    which = EvalConfig(data_dir=config.data_dir)
+    records = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, judging]}
+    manifest = records[paths[0]].data
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     prompts, human = documents(config, manifest)
-    for trainer in trainers.values():
-        check_fits(trainer, manifest, max(map(len, prompts)), config.max_new_tokens)
+    for record in records.values():
+        check_fits(record, manifest, max(map(len, prompts)), config.max_new_tokens)
 
     def load(path: Path) -> GPT:
-        return load_model(EvalConfig(checkpoint=str(path), device=config.device))[0]
+        return load_model(EvalConfig(checkpoint=str(path), device=config.device)).model
 
     written = {str(path): continue_all(load(path), prompts, config) for path in paths}
     written[HUMAN] = human
@@ -79,11 +80,18 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     model = load(judging)
     wins = judge.compare([judge.novel_mean(model, prompts, x) for x in written.values()])
     table = rate(list(written), wins)
-    doubts = kinship(trainers[judging], [trainers[path] for path in paths]) + why_untrusted(table)
+    doubts = kinship(records[judging], [records[path] for path in paths]) + why_untrusted(table)
     show(table, str(judging), len(prompts), doubts)
     path = Path(config.run_dir) / "tournament.json"
-    report = dict(config=asdict(config), judge=str(judging), doubts=doubts, players=table)
-    write_json(path, report | dict(prompts=asked, completions=decoded))
+    report = dict(
+        config=asdict(config),
+        judge=str(judging),
+        doubts=doubts,
+        players=table,
+        prompts=asked,
+        completions=decoded,
+    )
+    write_json(path, report)
     say(f"wrote {path}")
 
 
@@ -107,13 +115,13 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
     return players, judging
 
 
-def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
+def check_fits(player: Trained, manifest, longest: int, new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
-    path = trainer["path"]
-    has = trainer["model"]["seq_len"]
-    if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
+    path = player.path
+    has = player.origin.model.seq_len
+    if player.origin.tokenizer_sha256 != manifest.tokenizer_sha256:
         raise UsageError(f"{path} has another tokenizer than the text of {manifest.dir}")
-    if is_tuned(trainer):
+    if player.origin.tuned:
         raise UsageError(f"{path} was tuned on conversations; a tournament is of models of text")
     if 1 + longest + new_tokens > has:
         raise UsageError(
@@ -168,12 +176,12 @@ def rate(names: list[str], wins: np.ndarray) -> list[dict]:
     return sorted(rows, key=lambda row: -row["rating"])
 
 
-def kinship(judge: dict, players: list[dict]) -> list[str]:
+def kinship(judge: Trained, players: list[Trained]) -> list[str]:
     """A sentence if the judge, by its trainer.json, comes from the run of a player."""
-    if all(judge["identity"] != player["identity"] for player in players):
+    if all(judge.origin.identity != player.origin.identity for player in players):
         return []
     return [
-        f"{judge['path']} is of a player's own run, and likelihood favours text like its own: "
+        f"{judge.path} is of a player's own run, and likelihood favours text like its own: "
         "later steps rate higher; take one of another seed: --judge"
     ]
 

@@ -75,15 +75,16 @@ def draw_run(run: RunFolder) -> tuple[list[tuple[str, str, str]], bytes]:
 
 def draw_steps(axes, run: RunFolder, title, key, val_key, is_noisy) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
-    tokens = np.array([r["tokens"] for r in run.steps], float)
-    values = np.array([r[key] for r in run.steps], float)
+    tokens = np.array([line.tokens for line in run.steps], float)
+    values = np.array([getattr(line, key) for line in run.steps], float)
     last = len(tokens)
     shown = np.unique(np.geomspace(1, last, 600).round().astype(int)) - 1
     if is_noisy:
         axes.plot(tokens[shown], values[shown], color="black", alpha=0.2, linewidth=0.6)
         values = np.array(smooth(values))
     axes.plot(tokens[shown], values[shown], linewidth=1.6, label="training")
-    points = [(r["tokens"], r[val_key]) for r in run.validations if val_key and r["tokens"] > 0]
+    scored = [line for line in run.validations if val_key and line.tokens > 0]
+    points = [(line.tokens, getattr(line, val_key)) for line in scored]
     if points:
         style = "o-" if len(points) > 2 else "o"  # a line between two would look like a decline
         axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
@@ -116,11 +117,18 @@ def draw_compared(runs: list[RunFolder], common: int) -> bytes:
     def draw(axes, by_time: bool) -> None:
         for n, run in enumerate(runs):
             # not the untrained model's value: it would squeeze the scale for all the others
-            trained = [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"]]
+            trained = [(line.tokens, line.val_bpb) for line in run.validations if line.tokens]
             x = [run.seconds_at(tokens) / unit_s if by_time else tokens for tokens, _ in trained]
             if run.first_step == 1 or not by_time:
-                style = dict(marker="o", markersize=3, color=f"C{n}", label=label(run.dir))
-                axes.plot(x, [bpb for _, bpb in trained], linewidth=1.4, **style)
+                axes.plot(
+                    x,
+                    [bpb for _, bpb in trained],
+                    linewidth=1.4,
+                    marker="o",
+                    markersize=3,
+                    color=f"C{n}",
+                    label=label(run.dir),
+                )
         axes.set(xlabel=f"{unit} of training" if by_time else "tokens", xlim=(0, None))
 
     def over_tokens(axes) -> None:

@@ -31,7 +31,7 @@ from config import LARGEST, Dtype, Local, UsageError
 from machinery import disk
 from machinery.errors import NonFiniteError
 from machinery.output import say
-from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
+from machinery.trained import EvalConfig, Trained
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -319,13 +319,12 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     )
 
 
-def choose_text(
-    config: LookConfig, model: GPT, tokenizer: Tokenizer, trainer: dict
-) -> tuple[list[int], str]:
+def choose_text(config: LookConfig, loaded: Trained) -> tuple[list[int], str]:
     """The ids to look at, BOS first, and where they are from."""
     if config.prompt:
+        tokenizer = loaded.tokenizer
         return [tokenizer.bos_id, *tokenizer.encode(config.prompt)], "your prompt"
-    manifest = open_data(config, trainer)
+    manifest = loaded.data
     rows = manifest.rows("val")
     if config.row >= rows:
         raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
@@ -335,17 +334,17 @@ def choose_text(
 
 
 def look(config: LookConfig, load_model: Callable) -> None:
-    """`eval.py look`: write the page, and print where it is. load_model: EvalConfig -> (model,
-    trainer.json)."""
-    model, trainer = load_model(config)
-    tokenizer = open_tokenizer(config, trainer)
-    run_dir = run_of(trainer["path"])
-    ids, source = choose_text(config, model, tokenizer, trainer)
+    """`eval.py look`: write the page, and print where it is. load_model: EvalConfig ->
+    Trained."""
+    loaded = load_model(config)
+    model = loaded.model
+    run_dir = loaded.run_dir
+    ids, source = choose_text(config, loaded)
     limit = min(config.tokens, model.config.seq_len)
     if len(ids) > limit:
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
-    found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), tokenizer)
-    found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"])
+    found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
+    found |= dict(source=source, step=loaded.origin.step, trained=loaded.origin.tokens)
     path = Path(config.out or run_dir / "look.html")
     disk.write_text(path, page(found, f"Inside {run_dir.name}"))
     say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")

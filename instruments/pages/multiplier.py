@@ -51,14 +51,14 @@ def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> 
     return tokens / float(np.exp(np.interp(-loss, -best, np.log(tokens_at))))
 
 
-def bootstrap(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
+def bootstrap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Rows of the same text, (rows, classes, 4) -> (DRAWS,): by how much the difference in bits per
     byte, theirs - ours, changes when the rows are resampled."""
     begin = np.arange(0, len(ours), BLOCK)
     a, b = (np.add.reduceat(rows[..., 2:], begin).sum(1) for rows in (ours, theirs))  # (blocks, 2)
     nats = b[:, 0] - a[:, 0]
     size = a[:, 1]
-    drawn = np.random.default_rng(seed).integers(len(begin), size=(DRAWS, len(begin)))
+    drawn = np.random.default_rng(0).integers(len(begin), size=(DRAWS, len(begin)))
     bits = lambda i: nats[i].sum(-1) / np.log(2) / np.maximum(size[i].sum(-1), 1)
     return bits(drawn) - bits(np.arange(len(begin)))
 
@@ -66,7 +66,7 @@ def bootstrap(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray
 def lines_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
     """What `other` needs for what `base` has after `common` tokens, a half and a quarter of
     them."""
-    points = lambda run: [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"] > 0]
+    points = lambda run: [(r.tokens, r.val_bpb) for r in run.validations if r.tokens > 0]
     curves = [points(base), points(other)]
     noise, remark = noise_of(newest_rows(base), newest_rows(other))
     lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{remark}:"]

@@ -19,6 +19,7 @@ from instruments.pages import curves, multiplier
 from instruments.pages.records import RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import cli, disk
+from machinery.formats import SampleLine
 from machinery.log import duration, short
 from machinery.output import say
 from tokenizer import Tokenizer
@@ -54,7 +55,7 @@ def write(run_dir: str | Path) -> Path:
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
-        machines=dict.fromkeys(f"{p['world_size']} x {p['device']}" for p in processes),
+        machines=dict.fromkeys(f"{p.start.world_size} x {p.start.device}" for p in processes),
         slow=slow_steps(processes),
         pictures=pictures,
         starts=processes,
@@ -76,7 +77,7 @@ def write(run_dir: str | Path) -> Path:
 def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
     """The preset that the run was begun with, if it is known; and (name, text) of what differs from
     it, or of all."""
-    word = cli.first_word(run.starts[0]["command"].split()[1:])[0] if run.starts else ""
+    word = cli.first_word(run.starts[0].command.split()[1:])[0] if run.starts else ""
     preset = find_preset(word)
     usual = asdict(preset.train) | asdict(preset.model) if preset else {}
     facts = []
@@ -104,27 +105,28 @@ def compared(folders: list[str]) -> str:
     runs = [RunFolder(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
-            reason = (
-                "has no validation after its first step yet: let it run on, or compare other runs"
+            raise UsageError(
+                f"{run.dir} has no validation after its first step yet: let it run on, or compare "
+                "other runs"
             )
-            raise UsageError(f"{run.dir} {reason}")
-    common = max(set.intersection(*({r["tokens"] for r in run.validations} for run in runs)) | {0})
+    common = max(
+        set.intersection(*({line.tokens for line in run.validations} for run in runs)) | {0}
+    )
     between = common <= 0
     if between:
-        common = min(run.validations[-1]["tokens"] for run in runs)
+        common = min(run.validations[-1].tokens for run in runs)
     whole = all(run.whole_validation for run in runs)
     last = "bpb of all rows" if whole else "last bpb"
     label = f"bpb at {short(common)}"
     rows = [("run", "tokens", last, label, "difference", "tok/s", "training time")]
     base = None
     for run in runs:
-        known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
+        known = [(line.tokens, line.val_bpb) for line in run.validations]
         if known[0][0] > common:
-            reason = (
+            raise UsageError(
                 f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
-                f"({short(common)})"
+                f"({short(common)}); compare runs that overlap"
             )
-            raise UsageError(f"{reason}; compare runs that overlap")
         bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
         if base is None:
             base = bpb
@@ -135,7 +137,7 @@ def compared(folders: list[str]) -> str:
             (
                 plain(run.dir),
                 short(run.tokens),
-                f"{run.whole_validation['full_val_bpb'] if whole else known[-1][1]:.4f}",
+                f"{run.whole_validation.full_val_bpb if whole else known[-1][1]:.4f}",
                 f"{bpb:.4f}",
                 f"{round(bpb - base, 4) or 0.0:+.4f}",  # not -0.0000
                 short(run.median("tokens_per_s")),
@@ -201,8 +203,10 @@ def update(run, step: int) -> str:
             text = continuations(run.model, tokenizer, prompt, tuned, config)[0][0]
         finally:
             run.model.train(was_training)
-        facts = dict(step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text)
-        disk.append(folder / "samples.jsonl", json.dumps(facts) + "\n")
+        tokens = step * run.plan.tokens_per_step
+        sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
+        # not json_of: a URL that the model wrote is no secret
+        disk.append(folder / "samples.jsonl", json.dumps(asdict(sample)) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     if step < run.plan.steps:
         write(folder)

@@ -19,7 +19,7 @@ import data
 from config import LARGEST, Count, UsageError
 from machinery.errors import NonFiniteError
 from machinery.output import say
-from machinery.trained import EvalConfig, keep_record, open_data
+from machinery.trained import EvalConfig
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tup
 
 def measure(config: NoiseConfig, load_model: Callable) -> int:
     """`eval.py noise`: print the noise scale, and append it to eval.jsonl. load_model: EvalConfig
-    -> (model, trainer.json)."""
-    model, trainer = load_model(config)
-    manifest = open_data(config, trainer)
+    -> Trained."""
+    loaded = load_model(config)
+    model = loaded.model
+    manifest = loaded.data
     n = config.batches * config.batch
     rows = manifest.rows("train")
     if n > rows:
@@ -107,6 +108,7 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
         scale = error = None
     else:
         say(f"noise scale: {max(scale, 0):,.0f} tokens, standard error {error:,.0f} ({about})")
-    figures = dict(noise_scale_tokens=scale, noise_scale_error=error)
-    keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
+    loaded.keep_record(
+        noise_scale_tokens=scale, noise_scale_error=error, data_fingerprint=manifest.fingerprint
+    )
     return 0

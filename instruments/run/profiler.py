@@ -28,9 +28,9 @@ def table(profile: torch.profiler.profile, on_gpu: bool) -> str:
     return rows.table(row_limit=ROWS, max_name_column_width=40)
 
 
-def run(run, steps: Iterator, log_step: Callable, progress) -> int:
+def run(run, steps: Iterator, log_step: Callable) -> int:
     """`train.py --profile`: take a few of the `steps`, log them, print the table. Returns the exit
-    code. run, progress, and what steps yields, are train.py's."""
+    code. run, and what steps yields, are train.py's."""
     world = run.world
     log = run.log
     own = f"/rank_{world.rank}" if world.world_size > 1 else ""
@@ -44,14 +44,14 @@ def run(run, steps: Iterator, log_step: Callable, progress) -> int:
         on_trace_ready=lambda profile: profile.export_chrome_trace(str(trace)),
     ) as profile:
         for step in islice(steps, last):
-            log_step(run, progress, step)
+            log_step(run, step)
             if profile.step_num + 1 in (WARMUP, last):
                 torch.get_device_module(world.device).synchronize()  # record whole steps
             profile.step()
     recorded = profile.step_num - WARMUP
     if recorded < 1:
         raise UsageError(f"{profile.step_num} steps only warm up; try --steps {last}")
-    log.status("profiled", step=progress.step, exit_code=0)
+    log.status("profiled", step=run.progress.step, exit_code=0)
     if world.is_first:
         on_gpu = world.device.type == "cuda"
         log.print(f"where the time goes, sums of {recorded} steps:\n{table(profile, on_gpu)}")

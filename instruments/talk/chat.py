@@ -8,12 +8,11 @@ the program, as the end of the input does. Next: preparation/chat.py has the tem
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from config import Count, UsageError
 from instruments.talk.drawing import DrawConfig, Piece, Writer
 from machinery.output import printable, say
-from machinery.trained import is_tuned, open_tokenizer
 from model import GPT
 from preparation.chat import encode, marks
 from tokenizer import Tokenizer
@@ -72,17 +71,10 @@ class Talk:
     def answer(self) -> Iterator[Piece]:
         """Draw the answer to the last question, until the model ends it or it is long enough. What
         was drawn stays in the conversation, even if the caller stops early."""
-        config = self.config
         drawn = self.exchanges[-1][1]
-        pieces = self.writer.write(
-            self.ids(self.exchanges),
-            max_new_tokens=self.most,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            seed=config.seed + len(self.exchanges),
-        )
-        for piece in pieces:
+        seed = self.config.seed + len(self.exchanges)
+        options = replace(self.config, max_new_tokens=self.most, seed=seed)
+        for piece in self.writer.write(self.ids(self.exchanges), options):
             drawn += [t.id for t in piece.tokens if t.id not in self.writer.ends]
             yield piece
 
@@ -116,14 +108,14 @@ def reply(talk: Talk, question: str) -> None:
 
 
 def talk(config: ChatConfig, load_model: Callable) -> None:
-    """`eval.py chat`. load_model: EvalConfig -> (model, trainer.json)."""
-    model, trainer = load_model(config)
-    if not is_tuned(trainer):
+    """`eval.py chat`. load_model: EvalConfig -> Trained."""
+    loaded = load_model(config)
+    if not loaded.origin.tuned:
         raise UsageError(
-            f"{trainer['path']} was not tuned on conversations, so it completes text; docs/chat.md "
+            f"{loaded.path} was not tuned on conversations, so it completes text; docs/chat.md "
             "says how to tune it, and eval.py sample shows what it writes"
         )
-    conversation = Talk(model, open_tokenizer(config, trainer), config)
+    conversation = Talk(loaded.model, loaded.tokenizer, config)
     for question in questions():
         try:
             reply(conversation, question)

@@ -70,26 +70,18 @@ class Writer:
         # stream() draws, and does not say from what: this keeps the logits, (1, T, V).
         model.register_forward_hook(lambda module, args, logits: setattr(self, "logits", logits))
 
-    def write(
-        self,
-        ids: list[int],
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        seed: int,
-    ) -> Iterator[Piece]:
-        """The answer to ids, BOS first. Several may be drawn in turn, a piece each."""
+    def write(self, ids: list[int], options) -> Iterator[Piece]:
+        """The answer to ids, BOS first. Several may be drawn in turn, a piece each. options: a
+        DrawConfig with max_new_tokens, or what has these fields."""
         device = self.model.cos.device
         idx = torch.tensor([ids], device=device)  # (1, T)
-        generator = torch.Generator(device).manual_seed(seed)
         stream = self.model.stream(
             idx,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
+            max_new_tokens=options.max_new_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            generator=torch.Generator(device).manual_seed(options.seed),
         )
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = []  # those whose text has not come yet: they begin a character

@@ -18,7 +18,7 @@ from instruments.talk.drawing import DrawConfig, draw_on_one_thread
 from machinery.errors import DataError
 from machinery.output import printable, say
 from machinery.shards import Manifest
-from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer, run_of
+from machinery.trained import Trained
 from model import GPT
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
@@ -43,18 +43,18 @@ def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) ->
     usual = preset.prompts if preset else Preset.prompts
     if given or manifest is None:
         return given or usual
-    specs = tuple(s.get("spec") for s in manifest.tree["sources"])
+    specs = tuple(source.spec for source in manifest.facts.sources)
     if preset and specs == preset.data.source:
         return usual
     return tuple(dict.fromkeys(filter(None, beginnings(manifest)))) or usual
 
 
-def prompts_of(config: EvalConfig, trainer: dict, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+def prompts_of(loaded: Trained, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     """`find_prompts`, for a loaded model."""
     manifest = None
     with suppress(UsageError, DataError):  # it may be gone
-        manifest = open_data(config, trainer)
-    return find_prompts(given, run_of(trainer["path"]).name, manifest)
+        manifest = loaded.data
+    return find_prompts(given, loaded.run_dir.name, manifest)
 
 
 def beginnings(manifest: Manifest) -> Iterator[str]:
@@ -73,19 +73,19 @@ def beginnings(manifest: Manifest) -> Iterator[str]:
 def sample(config: SampleConfig, load_model: Callable) -> None:
     """`eval.py sample`: print continuations of each prompt, and on standard error the speed. The
     prompt begins a document, so BOS goes before it; for a tuned model it is a question."""
-    model, trainer = load_model(config)
-    draw_on_one_thread(model)
-    tokenizer = open_tokenizer(config, trainer)
-    tuned = is_tuned(trainer)
+    loaded = load_model(config)
+    draw_on_one_thread(loaded.model)
+    tokenizer = loaded.tokenizer
+    tuned = loaded.origin.tuned
     if tuned:
         print("tuned on conversations: each prompt is a question, and the answer follows")
-    for prompt in prompts_of(config, trainer, config.prompt):
+    for prompt in prompts_of(loaded, config.prompt):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         prompt = prompt.rstrip(" ") or prompt
         print(printable(f"--- {prompt!r}"))
         start = time.perf_counter()
-        texts, count = continuations(model, tokenizer, prompt, tuned, config)
+        texts, count = continuations(loaded.model, tokenizer, prompt, tuned, config)
         seconds = time.perf_counter() - start
         print(*map(printable, texts), sep="\n\n", end="\n\n")
         say(

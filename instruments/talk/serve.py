@@ -14,26 +14,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from config import UsageError
+from config import Size, UsageError
 from instruments.talk.drawing import Piece, Writer
 from instruments.talk.sample import prompts_of
+from machinery.errors import DataError
+from machinery.formats import parse
 from machinery.output import say
-from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
+from machinery.trained import EvalConfig
 from model import GPT
 from preparation import chat
 from tokenizer import Tokenizer
 
 PAGE = Path(__file__).with_suffix(".html")
 MAX_BODY = 4 << 20  # bytes of a request
-NUMBERS = {  # of a request: type, least, most
-    "max_new_tokens": (int, 1, 1 << 20),
-    "temperature": (float, 0, 2),
-    "top_k": (int, 0, 1 << 20),
-    "top_p": (float, 1e-6, 1),
-    "seed": (int, 0, 1 << 53),
-}
 NO_API = (
     "there is only a page here: python export.py MODEL makes a folder for transformers; if that is "
     "a Llama, `transformers serve` or vLLM serves it to programs (docs/serve.md)"
@@ -53,21 +48,17 @@ class ServeConfig(EvalConfig):
     """Port to listen on; 0: a free one."""
 
 
-def read_request(body: bytes) -> dict:
-    """The fields of a request; UsageError if it is no JSON object, or one of NUMBERS is wrong."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise UsageError(f"the body must be a JSON object, not {fields!r:.60}")
-    for name, (kind, least, most) in NUMBERS.items():
-        value = fields.get(name)
-        if type(value) not in (int, kind) or not least <= value <= most:
-            raise UsageError(
-                f"{name} must be of type {kind.__name__}, from {least} to {most}, not {value!r:.60}"
-            )
-    return fields
+@dataclass(frozen=True)
+class Request:
+    """What the page asks for: a text to continue, or the turns of a conversation to answer."""
+
+    max_new_tokens: Size
+    temperature: Annotated[float, 0, 2]
+    top_k: Annotated[int, 0, 1 << 20]
+    top_p: Annotated[float, 1e-6, 1]
+    seed: Annotated[int, 0, 1 << 53]
+    text: str | None = None
+    messages: Any = None
 
 
 class Service:
@@ -87,19 +78,18 @@ class Service:
         text = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).replace("MODEL", facts)
         return text, POLICY.replace("NONCE", nonce)
 
-    def ids(self, fields: dict) -> list[int]:
+    def ids(self, request: Request) -> list[int]:
         """What the model is given, BOS first: a `text`, or the `messages` of a conversation."""
-        text = fields.get("text")
-        if isinstance(text, str):
-            return [self.tokenizer.bos_id, *self.tokenizer.encode(text)]
+        if request.text is not None:
+            return [self.tokenizer.bos_id, *self.tokenizer.encode(request.text)]
         if not self.about["tuned"]:
-            raise UsageError(f"a model that was not tuned needs a text, not {text!r:.60}")
-        turns = chat.read_turns(fields.get("messages"))
+            raise UsageError("a model that was not tuned needs a text")
+        turns = chat.read_turns(request.messages)
         return [self.tokenizer.bos_id, *chat.encode(turns, self.tokenizer, reply=True)]
 
-    def draw(self, ids: list[int], numbers: dict) -> Iterator[Piece]:
+    def draw(self, ids: list[int], request: Request) -> Iterator[Piece]:
         """The answer, as it is drawn. Between two pieces, other requests have their turn."""
-        pieces = self.writer.write(ids, **numbers)
+        pieces = self.writer.write(ids, request)
         end = ""
         while not end:
             with self.lock:
@@ -116,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         try:
             self.route()
-        except UsageError as error:
+        except (UsageError, DataError) as error:
             self.send(400, TEXT, str(error))
         except ConnectionError:
             pass  # the client has left
@@ -146,8 +136,8 @@ class Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or int(length) > MAX_BODY:
             self.send(413, TEXT, f"a request has {MAX_BODY:,} bytes at most, not {length!r:.60}")
             return
-        fields = read_request(self.rfile.read(int(length)))
-        ids = service.ids(fields)
+        request = parse(self.rfile.read(int(length)), Request, "the request")
+        ids = service.ids(request)
         room = service.about["seq_len"]
         if len(ids) >= room:
             self.send(
@@ -158,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
             )
             return
         self.send(200, "application/x-ndjson")
-        for piece in service.draw(ids, {name: fields[name] for name in NUMBERS}):
+        for piece in service.draw(ids, request):
             self.wfile.write(json.dumps(asdict(piece)).encode() + b"\n")
 
     def send(
@@ -189,17 +179,17 @@ def open_server(port: int) -> ThreadingHTTPServer:
 def run(config: ServeConfig, load_model: Callable) -> None:
     """`eval.py serve`: load the model, and answer until Ctrl-C."""
     server = open_server(config.port)  # before the model takes its time
-    model, trainer = load_model(config)
-    name = run_of(trainer["path"]).name
-    tuned = is_tuned(trainer)
+    loaded = load_model(config)
+    name = loaded.run_dir.name
+    tuned = loaded.origin.tuned
     server.service = Service(
-        model,
-        open_tokenizer(config, trainer),
+        loaded.model,
+        loaded.tokenizer,
         name=name,
         tuned=tuned,
-        parameters=sum(p.numel() for p in model.parameters()),
-        tokens=trainer.get("tokens"),
-        prompts=prompts_of(config, trainer),
+        parameters=sum(p.numel() for p in loaded.model.parameters()),
+        tokens=loaded.origin.tokens,
+        prompts=prompts_of(loaded),
     )
     say(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
     say(f"page: http://127.0.0.1:{server.server_port}/", flush=True)

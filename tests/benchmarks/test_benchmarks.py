@@ -20,7 +20,7 @@ import runs
 import scaling
 import tried
 from config import UsageError
-from machinery.log import read_jsonl
+from machinery.formats import read_lines
 
 
 class Job:
@@ -43,7 +43,7 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
     file = tmp_path / "rows.jsonl"
     row_of = lambda job: dict(bpb=1, of=job.run_dir.name)
     assert runs.side_by_side(jobs, [{}] * 2, file, row_of) == 2  # have failed
-    assert {row["of"] for row in read_jsonl(file, bool)} == {"first", "then"}
+    assert {row["of"] for row in read_lines(file, dict)} == {"first", "then"}
     assert "no luck" in capsys.readouterr().out
 
 
@@ -92,7 +92,7 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
     assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
     assert recipe.bits_per_byte(rows[0], [0, 2]) == 2 * recipe.bits_per_byte(rows[0], [4])
     pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
-    rows = read_jsonl(recipe.ROWS, bool)
+    rows = read_lines(recipe.ROWS, dict)
     page = recipe.ROWS.with_suffix(".md")
     assert page.read_text(encoding="utf-8") == recipe.render(rows)
 
@@ -170,7 +170,7 @@ def test_a_text_has_its_factor_and_the_forecast_has_the_law():
     one, other = (fitted.log_loss(fitted.p, 2e7, 2e8, text) for text in (0, 1))
     assert math.exp(other - one) == pytest.approx(0.9, abs=0.001)
     forecast = pytest.importorskip("instruments.run.forecast")
-    fitted = law.Law(read_jsonl(law.HERE / "PUBLISHED.jsonl", bool), draws=2)
+    fitted = law.Law(read_lines(law.HERE / "PUBLISHED.jsonl", dict), draws=2)
     found = law.as_file(fitted)
     file = forecast.law()
     assert found.keys() == file.keys() and found["text"] == file["text"]

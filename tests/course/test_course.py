@@ -240,9 +240,9 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
     words += [f"--{name}={size}" for name, size in shape.items()]
     words += ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
 
-    def log_step(run, progress, step, honest=train.log_step):
-        honest(run, progress, step)
-        if progress.step == steps - 1:
+    def log_step(run, step, honest=train.log_step):
+        honest(run, step)
+        if step.number == steps - 1:
             run.signals.received = signal.SIGTERM
 
     monkeypatch.setattr(train, "log_step", log_step)

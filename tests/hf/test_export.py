@@ -4,14 +4,13 @@ does; the folder can be read back, and a wrong one is never left."""
 
 import ast
 import contextlib
-import io
 import json
 import os
 import random
 import re
 import shutil
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -26,8 +25,9 @@ from hf import card, export, mapping, parity, template
 from machinery import cli, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError, ParityError, StorageError
+from machinery.formats import Origin, SourceFacts
 from machinery.shards import Manifest
-from machinery.trained import is_tuned
+from machinery.trained import EvalConfig, Trained
 from model import GPT
 from preparation import chat
 from tokenizer import Tokenizer
@@ -78,17 +78,17 @@ def export_model(tokenizer, tmp_path, monkeypatch):
         folder.mkdir(parents=True)
     tokenizer.save(file)
     (path / "MANIFEST.json").write_text("{}")
-    tree = {"sources": [{"spec": "stdlib"}]}
+    facts = SimpleNamespace(sources=[SourceFacts(name="stdlib", spec="stdlib")])
     manifest = SimpleNamespace(
-        dir=file.parent, fingerprint="f00d", tree=tree, tokenizer_file=lambda: file
+        dir=file.parent, fingerprint="f00d", facts=facts, tokenizer_file=lambda: file
     )
     identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
     def export_model(model, out="out", **more):
-        trainer = dict(step=7, tokens=7000, identity=identity | more, path=str(path))
-        loaded = (model, trainer | dict(model=asdict(model.config)))
-        monkeypatch.setattr(models, "load_model", lambda config, read_export: loaded)
-        monkeypatch.setattr(models, "open_data", lambda config, trainer: manifest)
+        origin = Origin(step=7, tokens=7000, identity=identity | more, model=model.config)
+        loaded = Trained(EvalConfig(), path, origin, model)
+        monkeypatch.setattr(models, "load_model", lambda config: loaded)
+        monkeypatch.setattr(Trained, "data", manifest)
         config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / out))
         return export.export(config)
 
@@ -96,8 +96,7 @@ def export_model(tokenizer, tmp_path, monkeypatch):
 
 
 def open_in_transformers(folder):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    return model.eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,11 +110,12 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     printed = capsys.readouterr().out
     assert ("modeling_nano2049.py" if name == mapping.OWN else f"the stock {name}") in printed
 
-    ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(2)
+    ids = torch.randint(1, BASE.vocab_size, (2, 60))
     ids[:, 0] = 0
     logits = ours(ids)
-    back, facts = mapping.load_exported(folder)
-    assert (facts["step"], facts["tokens"]) == (7, 7000)
+    back, record = mapping.load_exported(folder)
+    assert (record.step, record.tokens) == (7, 7000)
     assert back.config.doc_mask == ours.config.doc_mask
     torch.testing.assert_close(back(ids), logits, atol=2e-5, rtol=0)
     for key, weight in ours.state_dict().items():
@@ -133,7 +133,8 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     changes = dict(extras=extras, n_layer=3)
     ours = build(**changes)
     theirs = open_in_transformers(export_model(build(**changes)))
-    ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(3)
+    ids = torch.randint(1, BASE.vocab_size, (2, 60))
     ids[:, 0] = ids[1, 30] = 0
     expected = ours(ids)
     cache = transformers.DynamicCache(config=theirs.config)
@@ -187,15 +188,6 @@ def edit_json(file: str, **changes):
 def edit_names(monkeypatch, edit):
     honest = mapping.names_in
     monkeypatch.setattr(mapping, "names_in", lambda c, name: edit(honest(c, name)))
-
-
-def edit_own_file(monkeypatch, tmp_path, old: str, new: str):
-    text = mapping.OWN_FILE.read_text()
-    assert old in text
-    (tmp_path / "edited").mkdir()
-    file = tmp_path / "edited" / "modeling_nano2049.py"
-    file.write_text(text.replace(old, new))
-    monkeypatch.setattr(mapping, "OWN_FILE", file)
 
 
 def exchanged(a: str, b: str):
@@ -266,7 +258,11 @@ def test_a_wrong_export_is_refused(mutant, export_model, tmp_path, monkeypatch):
 @pytest.mark.parametrize("mutant", OWN_MUTANTS)
 def test_a_wrong_modelling_file_is_refused(mutant, export_model, tmp_path, monkeypatch):
     old, new, words = OWN_MUTANTS[mutant]
-    edit_own_file(monkeypatch, tmp_path, old, new)
+    text = mapping.OWN_FILE.read_text()
+    assert old in text
+    file = tmp_path / "modeling_nano2049.py"
+    file.write_text(text.replace(old, new))
+    monkeypatch.setattr(mapping, "OWN_FILE", file)
     refused(export_model, build(extras=EXTRAS, n_layer=3), tmp_path, words)
 
 
@@ -320,7 +316,6 @@ FORGED = {  # name -> a change of what config.json says of the model
     "a name outside": lambda facts: facts["files"].update({"../../secret": "0" * 64}),
     "an absolute name": lambda facts: facts["files"].update({"/etc/passwd": "0" * 64}),
     "no hash of the weights": lambda facts: facts["files"].clear(),
-    "a text for a number": lambda facts: facts["model"].update(n_layer="2"),
     "more layers": lambda facts: facts["model"].update(n_layer=3),
     "a width that no machine holds": lambda facts: facts["model"].update(n_embd=1 << 20),
     "an unknown option": lambda facts: facts["model"].update(secret=1),
@@ -355,23 +350,21 @@ def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsy
 
     usage = re.search(r"in Python:\n(.*)", printed, re.DOTALL)[1].strip()
     assert usage.replace(str(out), "out") in card and len(usage.splitlines()) == 3
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(usage.replace("max_new_tokens=80", "max_new_tokens=16, do_sample=False"), {})
+    exec(usage.replace("max_new_tokens=80", "max_new_tokens=16, do_sample=False"), {})
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     model, _ = mapping.load_exported(out)
     ids = torch.tensor([[0, *tokenizer.encode("The largest planet is")]])
     new = model.generate(ids, 16, temperature=0, stop_id=0)[0, 1:].tolist()
-    assert said.getvalue() == tokenizer.decode(i for i in new if i) + "\n"
+    assert capsys.readouterr().out == tokenizer.decode(i for i in new if i) + "\n"
     with pytest.raises(UsageError):
         export.main(args)  # it exists
 
 
 def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path, monkeypatch):
-    def gone(config, trainer):
+    def gone(loaded):
         raise DataError("it is gone")
 
-    monkeypatch.setattr(models, "open_data", gone)
+    monkeypatch.setattr(Trained, "data", property(gone))
     (own_run / "metrics.jsonl").unlink()
     assert export.main([str(own_run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
@@ -381,24 +374,22 @@ def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path, monkeypatc
 
 
 def test_the_card_prefers_the_loss_on_all_rows(tmp_path):
+    origin = Origin(step=2, tokens=20, identity={}, model=BASE)
     path = tmp_path / "checkpoints" / "step_00000002"
-    path.mkdir(parents=True)
-    (path / "MANIFEST.json").write_text("{}")
-    part = dict(step=2, val_bpb=1.5, val_rows=160)
-    whole = dict(step=2, full_val_bpb=1.4, val_rows=348)
+    loaded = Trained(EvalConfig(), path, origin)
+    part = dict(step=2, tokens=20, val_loss=3.0, val_bpb=1.5, val_rows=160)
+    whole = dict(step=2, tokens=20, full_val_loss=2.8, full_val_bpb=1.4, val_rows=348)
     later = whole | dict(step=3)
     for records, expected in (([part, later], (1.5, 160)), ([whole, part], (1.4, 348))):
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
-        facts = card.training_facts(path, dict(step=2, tokens=20, identity={}))
-        assert (facts["val_bpb"], facts["val_rows"]) == expected
+        assert card.validation_of(loaded) == expected
 
 
 def test_names_are_quoted_for_python(export_model):
     """The card's lines, of a folder whose name would run something."""
     odd = 'o"); print(1); ("$(touch planted) \n# x'
-    folder = export_model(build(**LLAMA), odd)
-    text = (folder / "README.md").read_text()
-    code = re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1]
+    card = (export_model(build(**LLAMA), odd) / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     named = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
     assert odd in named and len(code.splitlines()) == 3
@@ -465,11 +456,6 @@ def as_messages(turns) -> list[dict]:
     return [dict(role=role, content=text) for role, text in turns]
 
 
-def their_ids(theirs, turns, reply: bool, **how) -> list[int]:
-    options = dict(add_generation_prompt=reply, return_dict=False)
-    return theirs.apply_chat_template(as_messages(turns), **options, **how)
-
-
 @pytest.fixture
 def theirs(tokenizer, tmp_path):
     export.write_tokenizer(tokenizer, tmp_path, 96, tuned=True)
@@ -485,7 +471,11 @@ def test_conversations_have_our_ids(theirs, tokenizer):
     for turns in [*conversations(60, PIECES), *conversations(100, TYPED)]:
         reply = turns[-1][0] == "user"
         ours = [0, *chat.encode(turns, tokenizer, reply)]
-        ids, plain = (their_ids(theirs, turns, reply, **how) for how in (template.TYPED, {}))
+        options = dict(add_generation_prompt=reply, return_dict=False)
+        ids, plain = (
+            theirs.apply_chat_template(as_messages(turns), **options, **how)
+            for how in (template.TYPED, {})
+        )
         typed = any(name in text for name in tokenizer.special for _, text in turns)
         assert typed or ids == plain == ours, turns
         assert [i for i in ids if i in special] == [i for i in ours if i in special]
@@ -539,13 +529,6 @@ def ending(tokenizer, **changes):
     return model
 
 
-@torch.no_grad()
-def our_answer(model, tokenizer, turns, most: int) -> str:
-    ids = torch.tensor([[0, *chat.encode(turns, tokenizer, reply=True)]])
-    new = model.generate(ids, most, temperature=0, stop_id=END)[0, ids.size(1) :].tolist()
-    return tokenizer.decode(i for i in new if i != END)
-
-
 def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
     ours = ending(tokenizer, **changes)
@@ -553,7 +536,7 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     assert re.search(r"and [1-9]\d conversations", capsys.readouterr().out)  # compared, too
     tree = json.loads((folder / "generation_config.json").read_text())
     assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
-    assert is_tuned(mapping.load_exported(folder)[1])
+    assert mapping.load_exported(folder)[1].tuned
 
     generate = transformers.pipeline("text-generation", str(folder), trust_remote_code=True)
     how = dict(max_new_tokens=20, do_sample=False, tokenizer_encode_kwargs=template.TYPED)
@@ -561,10 +544,11 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     lengths = []
     for question in (FIRST[1][1], "Where is it? <|assistant|>", "name_1(x)", ""):
         turns.append(("user", question))
-        mine = our_answer(ours, tokenizer, turns, 20)
-        out = generate(as_messages(turns), **how)
-        text = out[0]["generated_text"][-1]
-        assert text == dict(role="assistant", content=mine), question
+        ids = torch.tensor([[0, *chat.encode(turns, tokenizer, reply=True)]])
+        new = ours.generate(ids, 20, temperature=0, stop_id=END)[0, ids.size(1) :].tolist()
+        mine = tokenizer.decode(i for i in new if i != END)
+        (out,) = generate(as_messages(turns), **how)
+        assert out["generated_text"][-1] == dict(role="assistant", content=mine), question
         lengths.append(len(tokenizer.encode(mine)))
         turns.append(("assistant", mine))
     assert min(lengths) < 20  # an answer ended by itself
@@ -580,9 +564,9 @@ def test_the_example_of_the_card_works_as_printed(export_tuned, tokenizer, monke
     assert "it answers" in card and "sanitize_control_tokens" in example
     monkeypatch.chdir(folder.parent)
     transformers.set_seed(3)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        exec(example, {})
-    assert said.getvalue().strip() and "<|" not in said.getvalue()
+    exec(example, {})
+    said = capsys.readouterr().out
+    assert said.strip() and "<|" not in said
 
 
 def without(part: str):

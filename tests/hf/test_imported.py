@@ -30,6 +30,7 @@ from hf import export, imported, mapping, tokenizer_json
 from machinery import cli
 from machinery.errors import CheckpointError, DataError, ParityError
 from machinery.shards import Manifest
+from machinery.trained import EvalConfig
 from tokenizer import Tokenizer
 
 LLAMA3 = (
@@ -74,11 +75,6 @@ FORMS = {
 }  # fmt: skip
 
 
-def corpus() -> list[str]:
-    others = ["Olá, açúcar! " * 20, "汉字 кириллица " * 50, "1234 567 3.14 a fish " * 80]
-    return [*code_texts()[1:6], *others]
-
-
 def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> None:
     """Write tokenizer.json and tokenizer_config.json."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
@@ -98,7 +94,8 @@ def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> No
         initial_alphabet=P.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(corpus(), trainer)
+    others = ["Olá, açúcar! " * 20, "汉字 кириллица " * 50, "1234 567 3.14 a fish " * 80]
+    bpe.train_from_iterator(code_texts()[1:6] + others, trainer)
     bpe.add_special_tokens(list(special))
     bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
     first = options.get("first")
@@ -213,10 +210,10 @@ def make_model(folder: Path, name: str, **options):
     shard = options.pop("max_shard_size", "5GB")
     c = getattr(transformers, f"{name}Config")(**(SHAPE | options))
     model = getattr(transformers, f"{name}ForCausalLM")(c).eval()
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     with torch.no_grad():
         for key, p in model.named_parameters():
-            draw = torch.randn(p.shape, generator=generator)
+            draw = torch.randn(p.shape)
             if p.ndim == 1:  # norms: 0.3 .. 2.5, of either sign
                 p.copy_(draw.sign() * (0.3 + draw.abs()))
             elif "embed" in key:
@@ -254,12 +251,12 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     c = replace(source.config, vocab_size=V)
     state, said = source.read(c)
     model = mapping.model_of(c, state)
-    ids = torch.randint(V, (3, T), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(1)
+    ids = torch.randint(V, (3, T))
     with torch.no_grad():
         a = model(ids)
         b = theirs(ids).logits[..., :V]
-    assert b.std() > 0.1
-    assert (a - b).abs().max() < 1e-4
+    assert b.std() > 0.1 and (a - b).abs().max() < 1e-4
     assert "logits differ by" in said
     wrong = state | {"blocks.1.attn.out.weight": 1.1 * state["blocks.1.attn.out.weight"]}
     monkeypatch.setattr(source, "_fold", lambda theirs: wrong)
@@ -281,15 +278,16 @@ def test_what_transformers_4_wrote_is_read_too(tmp_path):
         imported.ForeignModel(tmp_path)
 
 
-YARN = dict(rope_type="yarn", rope_theta=5e5, factor=8.0)
 CHANGED = {  # name -> (a change of config.json, what the error names)
     "another class": (dict(model_type="qwen3"), "qwen3"),
-    "scaled RoPE": (dict(rope_parameters=YARN), "yarn"),
+    "scaled RoPE": (
+        dict(rope_parameters=dict(rope_type="yarn", rope_theta=5e5, factor=8.0)),
+        "yarn",
+    ),
     "gelu": (dict(hidden_act="gelu"), "gelu"),
     "biases": (dict(attention_bias=True), "bias"),
     "NoPE at will": (dict(model_type="smollm3", no_rope_layers=[1, 0, 0, 1]), "k-th"),
     "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
-    "quantized": (dict(quantization_config={"bits": 4}), "quantization_config"),
     "partial RoPE": (dict(partial_rotary_factor=0.5), "0.5"),
     "another width": (dict(hidden_size=54), "mismatched_keys"),
     "more than its files hold": (dict(hidden_size=9 << 16), "bytes"),
@@ -333,9 +331,9 @@ def test_odd_values_are_refused_before_transformers_makes_anything_of_them(kind,
     most = pages * resource.getpagesize() + (1 << 30)
     resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
-        for is_right, keys in imported.GIVEN.items():
+        for kind, keys in imported.GIVEN.items():
             for key, value in itertools.product(keys.split(), ODD):
-                if is_right is imported.is_switch and value is True:
+                if kind is bool and value is True:
                     continue
                 file.write_text(json.dumps(tree | {key: value}))
                 with pytest.raises(UsageError, match=key) as e:
@@ -464,8 +462,7 @@ def begun(texts, tmp_path_factory):
     """A model of SmolLM2's form with its tokenizer, data prepared with it, and a run begun from it:
     (folder, what the run printed)."""
     folder = tmp_path_factory.mktemp("begun")
-    options = dict(tie_word_embeddings=True, rms_norm_eps=1e-5, max_shard_size="60KB")
-    make_model(folder / "model", "Llama", **options)
+    make_model(folder / "model", "Llama", **SMOLLM2)
     make(folder / "model", *FORMS["smollm2"], vocab_size=V)
     prepare_tiny(folder / "data", *texts, "--tokenizer", folder / "model")
     where = ["--data_dir", folder / "data", "--run_dir", folder / "run"]
@@ -551,20 +548,18 @@ def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-FILES = ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
+FILES = "config.json model.safetensors.index.json model-00003-of- tokenizer.json".split()
 
 
-@pytest.mark.parametrize("name", [*FILES, "model-00003-of-"])
+@pytest.mark.parametrize("name", [*FILES, "tokenizer_config.json"])
 def test_a_damaged_file_is_named_or_survived(name, begun, tmp_path):
     folder, _ = begun
     for damage, apply in DAMAGES.items():
-        if damage == "unreadable" or damage == "every value null" and "of-" in name:
-            continue
         copied = shutil.copytree(folder / "model", tmp_path / damage.replace(" ", "_"))
         (path,) = copied.glob(f"{name}*")
         apply(path)
         try:
-            imported.load(copied)
+            imported.load(EvalConfig(checkpoint=str(copied)))
         except (UsageError, CheckpointError, DataError) as error:
             said = str(error)
             assert "\n" not in said and str(copied) in said, (damage, said)

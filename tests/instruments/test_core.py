@@ -17,14 +17,14 @@ from instruments.exams import core
 from machinery.errors import DataError
 
 BY_NAME = {task.name: task for task in core.TASKS}
-choose = lambda gold, query, *choices: dict(query=query, choices=[*choices], gold=gold)
+choose = lambda gold, query, *choices: core.Choice(query, choices, gold)
 MC = [
     choose(0, "Question: What do bees make?", "honey", "milk"),
     choose(0, "Question: Which of these is a metal? ", "iron", "in water", "ice"),
     choose(2, "Question: Where do fish live?", "in trees", "in sand", "in water"),
 ]
-end = lambda gold, text, a, b, continuation: dict(
-    context_options=[f"{text} {a}", f"{text} {b}"], continuation=continuation, gold=gold
+end = lambda gold, text, a, b, continuation: core.Schema(
+    (f"{text} {a}", f"{text} {b}"), continuation, gold
 )
 SCHEMA = [
     end(0, "The cup fell on the glass so the", "cup", "glass", "broke."),
@@ -32,9 +32,9 @@ SCHEMA = [
     end(1, "The key did not fit the wall as the", "key", "wall", "had no hole."),
 ]
 LM = [
-    {"context": "red red red red ", "continuation": "red"},
-    {"context": "\n2 4 6 8 Answer: ", "continuation": "10"},
-    {"context": "so no, no, no,", "continuation": "no "},
+    core.Completion("red red red red ", "red"),
+    core.Completion("\n2 4 6 8 Answer: ", "10"),
+    core.Completion("so no, no, no,", "no "),
 ]
 TOY = {  # kind -> the task, its items
     "mc": (replace(BY_NAME["arc_easy"], shots=2), MC),
@@ -137,7 +137,7 @@ def test_an_answer_that_begins_another_has_an_empty_span_and_wins_only_as_the_fi
     assert core.pick([math.nan, 1.0]) == 0 and core.pick([1.0, math.nan]) == 0
     assert core.pick([2.0, math.nan, 1.0]) == 2 and core.pick([1.0, 1.0]) == 0
     task = replace(BY_NAME["piqa"], shots=0)
-    items = [{"query": "a", "choices": ["pull", "pull it"], "gold": gold} for gold in (0, 1)]
+    items = [choose(gold, "a", "pull", "pull it") for gold in (0, 1)]
     found = core.score(task, items, Toy(), Bytes(), 4)
     assert [line["correct"] for line in found] == [True, False]
     assert all(math.isnan(line["means"][0]) and line["means"][1] > 0 for line in found)
@@ -145,13 +145,13 @@ def test_an_answer_that_begins_another_has_an_empty_span_and_wins_only_as_the_fi
 
 def test_contexts_of_choices_keep_their_ends_and_those_of_lm_do_not():
     piqa = replace(BY_NAME["piqa"], shots=0)
-    item = {"query": "Open it\n", "choices": ["x", "y"], "gold": 0}
+    item = choose(0, "Open it\n", "x", "y")
     assert core.prompts(piqa, [item], 0)[0] == "Open it\n\nAnswer: x"
     language = replace(BY_NAME["bigbench_language_identification"], shots=0)
-    item = {"query": "Which? Answer: ", "choices": ["A", "B"], "gold": 0}
+    item = choose(0, "Which? Answer: ", "A", "B")
     assert core.prompts(language, [item], 0)[1] == "Which? Answer:  B"
     lambada = BY_NAME["lambada_openai"]
-    item = {"context": " He said \n", "continuation": "\nyes"}
+    item = core.Completion(" He said \n", "\nyes")
     assert core.prompts(lambada, [item], 0) == ["He said", "He said \nyes"]
 
 
@@ -162,17 +162,17 @@ def test_a_prompt_that_is_no_prefix_of_that_with_the_answer():
 
 def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
     path = tmp_path / "items.jsonl"
-    good = json.dumps(MC[0])
+    good = json.dumps(vars(MC[0]))
     bad = [("copa", '{"query": "a"}'), ("squad", '{"context": "a", "continuation": 5}')]
     for task, line in [*bad, ("winograd", good)]:
         path.write_text(f"\n{line}\n")
-        with pytest.raises(DataError, match=f"{path}, line 2 "):
+        with pytest.raises(DataError, match=f"{path}, line 2"):
             core.read_items(BY_NAME[task], path)
     path.write_text(f"{good}\n{good}\n")
     assert core.read_items(BY_NAME["copa"], path) == [MC[0]] * 2
 
 
-ITEM = {"choices": ["", ""], "gold": 0, "continuation": "", "context_options": [1, 2]}
+ITEM = SimpleNamespace(gold=0, continuation="", written=lambda delimiter: ["", ""])
 lines_of = lambda correct: [dict(correct=x, means=[0.0], cropped=False) for x in correct]
 
 
@@ -196,14 +196,14 @@ def test_gpt2_xl_has_its_published_core():
 
 
 def test_the_standard_error_is_the_spread_of_simulated_runs():
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     p = [0.4 + 0.02 * k for k in range(22)]
     n = 300
     found = []
     for _ in range(150):
         figures = {}
         for task, own in zip(core.TASKS, p):
-            correct = (torch.rand(n, generator=generator) < own).tolist()
+            correct = (torch.rand(n) < own).tolist()
             figures[task] = core.figures_of(task, [ITEM] * n, lines_of(correct))
         found.append(core.summary(figures))
     spread = torch.tensor([r["core"] for r in found]).std()

@@ -17,7 +17,7 @@ import export
 from config import UsageError
 from instruments.exams import choice
 from machinery.errors import DataError
-from machinery.trained import EvalConfig, open_tokenizer
+from machinery.trained import EvalConfig
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
 OURS = Path(evaluate.__file__).parent / "instruments" / "exams" / "tasks"
@@ -108,8 +108,9 @@ def test_the_figures_are_those_of_lm_evals_own_model(hub, trained_run, tmp_path,
     folder = tmp_path / "folder"
     assert export.main(["--run_dir", str(trained_run), "--out", str(folder)]) == 0
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    model, trainer = evaluate.load_model(EvalConfig(str(trained_run), device="cpu", dtype="fp32"))
-    tokenizer = open_tokenizer(EvalConfig(), trainer)
+    loaded = evaluate.load_model(EvalConfig(str(trained_run), device="cpu", dtype="fp32"))
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     how = dict(dtype="float64", softmax_dtype="float64", device="cpu", batch_size=4)
     peer = HFLM(str(folder), trust_remote_code=True, **how)
     exam = dict(tasks=TASKS, num_fewshot=1, task_manager=hub.manager())

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,14 @@ from model import GPT, apply_rope, rms_norm
 from tokenizer import Tokenizer
 
 CPU = ["--device", "cpu"]
-QUIET = dict(deadline=None, database=None, suppress_health_check=list(HealthCheck))
-SEVERAL = settings(max_examples=8, phases=[Phase.generate], derandomize=True, **QUIET)
+SEVERAL = settings(
+    max_examples=8,
+    phases=[Phase.generate],
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 # Models of every shape that a preset has, and others.
 SHAPES = st.builds(
@@ -59,7 +66,8 @@ def random_model(shape: dict, seed: int = 0, **more) -> GPT:
 
 def text_for(model: GPT, T: int = 40, seed: int = 0) -> torch.Tensor:
     """Random ids (T,), BOS first and once more within."""
-    ids = torch.randint(1, model.config.vocab_size, (T,), generator=torch.manual_seed(seed))
+    torch.manual_seed(seed)
+    ids = torch.randint(1, model.config.vocab_size, (T,))
     ids[0] = ids[T // 3] = model.config.bos_id
     return ids
 
@@ -110,18 +118,14 @@ def test_the_shares_are_those_that_give_the_modules_output(shape, seed):
     seen = {}
     outputs = {}
 
-    def keep(i, args, out):
+    def keep(i, _, args, out):
         seen[i] = args[0][0]
         outputs[i] = out[0]
 
-    hooks = [
-        block.attn.register_forward_hook(lambda _, args, out, i=i: keep(i, args, out))
-        for i, block in enumerate(model.blocks)
-    ]
+    for i, block in enumerate(model.blocks):
+        block.attn.register_forward_hook(partial(keep, i))
     probe = Probe(model)
     probe(ids)
-    for hook in hooks:
-        hook.remove()
     assert probe.layers_seen() == list(range(model.config.n_layer))
     assert max(probe.error.values()) < 1e-5
     for i, p in probe.maps.items():
@@ -154,14 +158,13 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
     assert torch.equal(Probe(model, probe.returned, begin=n)(ids), plain)
     assert [*vars(model.blocks[0])] == names and not model.blocks[0]._forward_hooks
     early = Probe(model, probe.returned, begin=n, end=n)(ids)
-    shorter = model.blocks[:n]
     block = model.blocks[layer]
     weight = block.mlp.down.weight if part == "mlp" else block.attn.out.weight
     D = model.config.head_dim
     columns = slice(part * D, part * D + D) if isinstance(part, int) else slice(None)
     with torch.no_grad():
         whole = model.blocks
-        model.blocks = shorter
+        model.blocks = whole[:n]
         assert torch.equal(early, model(ids[None])[0])
         model.blocks = whole
         weight[:, columns] = 0
@@ -169,9 +172,9 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
 
 
 def test_habits_are_counted_one_by_one():
-    for seed, doc_mask in ((0, False), (1, True), (2, False)):
+    for doc_mask in (False, True):
         model = random_model(dict(n_layer=1, n_head=3, n_kv_head=3, head_dim=8), doc_mask=doc_mask)
-        ids = text_for(model, 40, seed) % 9  # with many copies, and a few more BOS
+        ids = text_for(model) % 9  # with many copies, and a few more BOS
         probe = Probe(model)
         probe(ids)
         p = probe.maps[0]
@@ -270,7 +273,7 @@ def look_at(*words) -> dict:
 
 
 def model_of(run_dir) -> GPT:
-    return evaluate.load_model(EvalConfig(str(run_dir), device="cpu", dtype="fp32"))[0]
+    return evaluate.load_model(EvalConfig(str(run_dir), device="cpu", dtype="fp32")).model
 
 
 def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
@@ -278,8 +281,8 @@ def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
     manifest = Manifest.load(small_data)
     row = 3
     found = look_at(trained, "--row", row, "--tokens", 64)
-    told = f"held-out row {row} of {manifest.sources[0]}"
-    assert (found["source"], len(found["ids"])) == (told, 64)
+    assert found["source"] == f"held-out row {row} of {manifest.sources[0]}"
+    assert len(found["ids"]) == 64
     inputs, targets, sources = [*data.val_batches(manifest, 1, row + 1)][row]
     batch = inputs[:, :63], targets[:, :63], sources  # BOS and 63 more
     token_bytes = torch.from_numpy(manifest.token_bytes())
@@ -290,10 +293,11 @@ def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
 
 
 def test_the_page_says_what_the_model_computes(trained, small_data):
-    found = look_at(trained, "--prompt", "def note_3(x):\n    return x + </script>", "--tokens", 30)
+    prompt = "def note_3(x):\n    return x + </script>"
+    found = look_at(trained, "--prompt", prompt, "--tokens", 30)
     tokenizer = Tokenizer.load(trained / "tokenizer.json")
     model = model_of(trained)
-    ids = [0, *tokenizer.encode("def note_3(x):\n    return x + </script>")][:30]
+    ids = [0, *tokenizer.encode(prompt)][:30]
     assert found["ids"] == ids
     words = [found["words"][str(i)] for i in ids]
     assert words[0] == "<|bos|>" and words[1:] == [tokenizer.decode([i]) for i in ids[1:]]
@@ -304,8 +308,7 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
         assert found["rank"][i] == 1 + (p[i] > p[i, token]).sum()
         best = p[i].sort(descending=True)
         for (w, share), value, k in zip(found["top"][i], best.values, best.indices):
-            assert share == pytest.approx(value.item(), abs=1e-4)
-            assert w == k
+            assert share == pytest.approx(value.item(), abs=1e-4) and w == k
     T = len(ids)
     heads = found["heads"]
     maps = zlib.decompress(base64.b64decode(found["maps"]))

@@ -42,11 +42,11 @@ def test_a_run_is_profiled_over_its_own_steps(tmp_path):
             yield dict(step=step)
 
     run = run_in(tmp_path, printed, states, 1, 2)
-    progress = SimpleNamespace(step=4)
+    run.progress = SimpleNamespace(step=4)
     log_step = lambda *args: logged.append(args)
-    assert profiler.run(run, take_steps(), log_step, progress) == 0
+    assert profiler.run(run, take_steps(), log_step) == 0
     assert taken == [1, 2, 3, 4]  # one to warm up, three to record
-    assert logged == [(run, progress, dict(step=step)) for step in taken]
+    assert logged == [(run, dict(step=step)) for step in taken]
     assert states == [("profiled", dict(step=4, exit_code=0))]
     trace = tmp_path / "profile" / "rank_1" / "trace.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
@@ -64,7 +64,7 @@ def test_a_run_is_profiled_over_its_own_steps(tmp_path):
 def test_too_few_steps_is_a_sentence(tmp_path):
     run = run_in(tmp_path, [], [])
     with pytest.raises(UsageError, match="--steps 4"):
-        profiler.run(run, iter([dict(step=1)]), lambda *_: None, None)
+        profiler.run(run, iter([dict(step=1)]), lambda *_: None)
 
 
 def test_a_link_in_the_run_is_not_written_through(tmp_path):
@@ -73,5 +73,5 @@ def test_a_link_in_the_run_is_not_written_through(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "profile").symlink_to(other)
     with pytest.raises(DataError):
-        profiler.run(run_in(tmp_path / "run", [], []), iter(()), None, None)
+        profiler.run(run_in(tmp_path / "run", [], []), iter(()), None)
     assert not list(other.iterdir())

@@ -7,6 +7,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
@@ -17,9 +18,9 @@ import eval
 import train
 from config import PRESETS, UsageError
 from instruments.pages import curves, report
-from instruments.pages.records import is_record, thinned
+from instruments.pages.records import thinned
 from instruments.talk.sample import find_prompts
-from machinery.log import read_jsonl
+from machinery.formats import METRICS, SampleLine, parse, read_lines
 from machinery.shards import Manifest
 
 pytest.importorskip("matplotlib")
@@ -186,24 +187,12 @@ ODD = [EVIL, "\ud800\x1b[2J\0", None, True, -1, 10**400, math.nan, [EVIL], {EVIL
 
 
 def every_field(record: dict):
-    """The record with each of its fields, at any depth, put to each odd value."""
-    for name, value in record.items():
+    """The record with each of its fields put to each odd value."""
+    for name in record:
         for odd in ODD:
             yield record | {name: odd}
-        if isinstance(value, dict):
-            yield from (record | {name: inner} for inner in every_field(value))
 
 
-SEEN = dict(watch=dict(wait_s=0.5, saving=True))
-WHOLE = dict(step=10, tokens=10_000, full_val_loss=4.2, full_val_bpb=2.1, val_rows=348)
-SOURCES = dict(val_bpb_by_source={"a": 1.0, "b": 2.0})
-LINES = [
-    step(11, 130.0, eval_s=1.0, save_s=1.0, report_s=1.0, **SEEN),
-    validation(11, 1.9, **SOURCES),
-    WHOLE | dict(full_val_bpb_by_source={"a": 1.0}),
-    {"start": start(95.0, last_step=3, last_time=99.0, eval_tokens=5)},
-    dict(step=12, tokens=12_000, skipped=1),
-]
 START = {"start": start(90.0, command=EVIL, device=EVIL)}
 FILES = {
     "config.json": dict(steps=10, data_fingerprint="x", seed=0, lr=0.1),
@@ -212,14 +201,14 @@ FILES = {
 
 
 def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
-    """Of every kind of record, all at once and one by one: a page that closes its tags, and runs
-    and loads nothing. Pictures are drawn where a value may reach them."""
-    watched = [r | SEEN if "loss" in r else r for r in ten_steps()]
-    hostile = [odd for record in LINES for odd in every_field(record)]
-    folder = make_run(tmp_path / "all", [START, *watched, *hostile], **{EVIL: EVIL})
-    sample = dict(step=4, tokens=1, prompt="def", text="x")
-    lines = "".join(json.dumps(r) + "\n" for r in every_field(sample))
-    (folder / "samples.jsonl").write_text(lines)
+    """A page that closes its tags, and runs and loads nothing. Which lines are left out:
+    test_formats.py."""
+    seen = dict(watch=dict(wait_s=0.5, saving=True))
+    watched = [r | seen if "loss" in r else r for r in ten_steps()]
+    by_source = validation(10, 1.9, val_bpb_by_source={EVIL: 1.0, "b": 2.0}, epochs={EVIL: 1.0})
+    folder = make_run(tmp_path / "all", [START, *watched, by_source], **{EVIL: EVIL})
+    samples = every_field(dict(step=4, tokens=1, prompt="def", text="x"))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in samples))
     page = page_of(folder)  # with all its pictures
     assert set(page.tags) <= ALLOWED and page.tags.count("svg") >= 5
     report.compared([str(folder), str(folder)])
@@ -230,8 +219,10 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
             assert set(page_of(folder).tags) <= ALLOWED
 
 
-ALLOWED = {*"html meta title style main header h1 h2 section div p b span table tr th td".split()}
-ALLOWED |= {*"figure figcaption pre details summary svg g path defs use text".split()}
+ALLOWED = {
+    *"html meta title style main header h1 h2 section div p b span table tr th td "
+    "figure figcaption pre details summary svg g path defs use text".split()
+}
 
 
 @pytest.mark.parametrize("width, scheme", SCREENS)
@@ -288,9 +279,9 @@ def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     longer += [step(n, 200.0 + n) for n in range(10, 21)] + [validation(15, 2.0), validation(20, 1)]
     b = make_run(tmp_path / "b", longer)
     out = report.compared([str(a), str(b)])
-    _, *two = rows_of(out)
-    assert two[0] == [str(a), "10K", "2.0000", "3.0000", "+0.0000", "500", "10s"]
-    assert two[1] == [str(b), "20K", "1.0000", "3.0000", "+0.0000", "500", "10s"]  # at 5K
+    _, first, second = rows_of(out)
+    assert first == [str(a), "10K", "2.0000", "3.0000", "+0.0000", "500", "10s"]
+    assert second == [str(b), "20K", "1.0000", "3.0000", "+0.0000", "500", "10s"]  # at 5K
     assert "extras: value_embeds, none" in out and str(tmp_path / "compare.png") in out
     begun = make_run(tmp_path / "c", [validation(5, 3.0), *ten_steps(1.99999)[7:]])
     _, _, third = rows_of(report.compared([str(a), str(begun)]))
@@ -310,15 +301,15 @@ def test_what_a_difference_is_worth(tmp_path):
     def advice(*runs) -> str:
         return report.compared([str(run) for run in runs]).splitlines()[-2]
 
-    a = make_run(tmp_path / "a", ten_steps(), starts=[start(100.0, eval_tokens=1000)])
     same = dict(starts=[start(100.0, eval_tokens=1000)])
+    a = make_run(tmp_path / "a", ten_steps(), **same)
     seed = make_run(tmp_path / "b", ten_steps(2.1), seed=1, **same)
     data = make_run(tmp_path / "c", ten_steps(), data_fingerprint="f", **same)
     brief = make_run(tmp_path / "d", ten_steps(), starts=[start(100.0, eval_tokens=10)])
     shape = make_run(tmp_path / "e", ten_steps(), n_layer=3, **same)
     assert "noise" in advice(a, seed) and "seeds" in advice(a, shape)
     assert "data differ" in advice(a, data) and "eval_tokens differ" in advice(a, brief)
-    mixed = [start(100.0, eval_tokens=1000), start(110.0, eval_tokens=10)]
+    mixed = [*same["starts"], start(110.0, eval_tokens=10)]
     mixed = [make_run(tmp_path / name, ten_steps(), starts=mixed) for name in "gh"]
     assert "eval_tokens differ" in advice(*mixed)
 
@@ -335,14 +326,11 @@ def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
 
 
 # ------------------------------------------------------------------------------- of a real run
-NAMES = ["machinery", "docs"]  # rows of 65 tokens of Python, and of prose
-
-
 @pytest.fixture(scope="module")
 def two_sources(tmp_path_factory) -> Path:
+    """Rows of 65 tokens of Python, and of prose."""
     folder = tmp_path_factory.mktemp("two") / "data"
-    sources = [f"files:{ROOT}/machinery", ROOT / "docs"]
-    prepare_tiny(folder, "--vocab_size", 512, "--source", *sources)
+    prepare_tiny(folder, "--vocab_size", 512, "--source", f"files:{ROOT}/machinery", ROOT / "docs")
     return folder
 
 
@@ -362,19 +350,18 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
     lines = (trained / "metrics.jsonl").read_text().splitlines()
-    assert all(is_record(json.loads(line)) for line in lines)
+    assert all(parse(line.encode(), METRICS, "a line") for line in lines)
     assert page.starts[0]["steps"] == "0 to 12"
     assert str(two_sources) in page.starts[0]["command"]
     *_, last = (r["val_bpb_by_source"] for r in metrics(trained) if "val_bpb" in r)
     whole = next(r for r in metrics(trained) if "full_val_bpb" in r)["full_val_bpb_by_source"]
-    for name in NAMES:
-        now = f"{last[name]:.4f} bits per byte at step 12"
-        full = f"{whole[name]:.4f} on all"
-        assert f"{now}, {full}" in rows[f"source {name}"]
+    for name in ("machinery", "docs"):
+        scored = f"{last[name]:.4f} bits per byte at step 12, {whole[name]:.4f} on all"
+        assert scored in rows[f"source {name}"]
     for step, tolerance in (("12", 1e-5), ("step_00000006", 1)):
         words = ["--checkpoint", step, "--device", "cpu", "--dtype", "fp32"]
         assert eval.main(["loss", str(trained), *words]) == 0
-        found = read_jsonl(trained / "eval.jsonl")[-1]  # of all held-out rows
+        found = read_lines(trained / "eval.jsonl", dict)[-1]  # of all held-out rows
         assert found["val_bpb_by_source"] == pytest.approx(whole, rel=tolerance)
         assert f"{found['step']:02}" == step[-2:]
 
@@ -389,12 +376,12 @@ def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets
     manifest = Manifest.load(two_sources)
     prompts = find_prompts((), "tiny", manifest)
     assert prompts and all(any(prompt in text for text in texts) for prompt in prompts)
-    manifest.tree["sources"] = [{"spec": "stdlib"}]
+    manifest.facts = SimpleNamespace(sources=[SimpleNamespace(spec="stdlib")])
     assert find_prompts((), "tiny", manifest) == PRESETS["tiny"].prompts
 
 
 def test_the_samples_of_a_long_run_are_thinned():
-    samples = [dict(step=n, tokens=n, prompt="def", text="") for n in range(0, 1000, 7)]
-    shown = [r["step"] for r in thinned([*samples, *samples[-3:]])]
-    assert len(shown) <= 12 and shown[0] == samples[-1]["step"] and len({*shown}) == len(shown)
+    samples = [SampleLine(step=n, tokens=n, prompt="def", text="") for n in range(0, 1000, 7)]
+    shown = [sample.step for sample in thinned([*samples, *samples[-3:]])]
+    assert len(shown) <= 12 and shown[0] == samples[-1].step and len({*shown}) == len(shown)
     assert thinned(samples[:12])[::-1] == samples[:12] and thinned([]) == []

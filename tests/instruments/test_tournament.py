@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from instruments.exams import judge, tournament
 from machinery import checkpoint
 from machinery.errors import CheckpointError
 from machinery.shards import Manifest
+from machinery.trained import EvalConfig, Trained
 from tokenizer import Tokenizer
 
 
@@ -93,9 +95,11 @@ def test_a_judge_is_doubted_for_the_loop_and_the_human():
 def test_a_judge_is_doubted_for_its_kin(trained):
     """Likelihood favours text like its own: later steps of its run look better whatever they
     write. A judge of another seed lifts the doubt."""
-    own = checkpoint.read_trainer(trained / "checkpoints" / "step_00000012") | dict(path="judge")
-    other = own | dict(identity=own["identity"] | dict(seed=5))
-    assert len(tournament.kinship(own, [other, dict(own)])) == 1
+    path = trained / "checkpoints" / "step_00000012"
+    own = Trained(EvalConfig(), path, checkpoint.read_trainer(path))
+    seed = dict(identity=own.origin.identity | dict(seed=5))
+    other = replace(own, origin=replace(own.origin, **seed))
+    assert len(tournament.kinship(own, [other, replace(own)])) == 1
     assert tournament.kinship(other, [own]) == []
     assert any("own run" in why for why in hold(trained)["doubts"])
 
@@ -158,11 +162,11 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkey
     monkeypatch.setattr(tournament.checkpoint, "read_trainer", lambda path: shown[path])
     options = dict(run_dir=str(trained), players=(str(first),), prompt_tokens=30, max_new_tokens=16)
     for part, change, words in (
-        ("model", dict(seq_len=40), "40"),
-        ("identity", dict(tokenizer_sha256="0"), "tokenizer"),
-        ("identity", dict(conversations=True), "tuned"),
+        ("model", replace(good.model, seq_len=40), "40"),
+        ("identity", good.identity | dict(tokenizer_sha256="0"), "tokenizer"),
+        ("identity", good.identity | dict(conversations=True), "tuned"),
     ):
-        shown[newest] = good | {part: good[part] | change}
+        shown[newest] = replace(good, **{part: change})
         with pytest.raises(UsageError, match=f"(?=.*{newest}).*{words}"):
             tournament.play(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
 

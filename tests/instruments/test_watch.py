@@ -5,7 +5,9 @@ import re
 import shutil
 import threading
 import time
+from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ from instruments.pages import report
 from instruments.pages.records import slow_steps
 from instruments.talk.sample import find_prompts
 from machinery import checkpoint
-from machinery.log import read_jsonl
+from machinery.formats import Watch, read_lines
+from machinery.log import Log
 from machinery.shards import Manifest
 
 ARGS = [*SMALL, *"--save_every 4 --keep 9 --eval_every 4".split()]  # as conftest's trained_run
@@ -61,7 +64,7 @@ def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatc
         assert page.count("<pre>") == step // 4 + 1
     assert len(models) == 4 and models[-1].training
     lines = capsys.readouterr().out.splitlines()
-    samples = read_jsonl(tmp_path / "run" / "samples.jsonl")
+    samples = read_lines(tmp_path / "run" / "samples.jsonl", dict)
     prompt = find_prompts((), "run", Manifest.load(small_data))[0]  # of its held-out text
     assert [(r["step"], r["prompt"]) for r in samples] == [(n, prompt) for n in (0, 4, 8, 12)]
     for r in samples:
@@ -78,7 +81,7 @@ def test_it_changes_no_bit(trained_run, small_data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(report, "update", dice)
     assert begin(small_data, tmp_path / "dice") == 0
-    monkeypatch.setattr(train, "write_report", lambda *args: "")
+    monkeypatch.setattr(train, "write_report", lambda *args, **options: "")
     assert begin(small_data, tmp_path / "blind") == 0
     assert not (tmp_path / "blind" / "samples.jsonl").exists()
     for other in ("dice", "blind"):
@@ -98,7 +101,7 @@ def test_a_resumed_run_keeps_the_samples_that_still_hold(own_run, small_data):
     shutil.rmtree(own_run / "checkpoints" / "step_00000012")
     (own_run / "status.json").unlink()
     assert begin(small_data, own_run) == 0
-    steps = [r["step"] for r in read_jsonl(own_run / "samples.jsonl")]
+    steps = [r["step"] for r in read_lines(own_run / "samples.jsonl", dict)]
     assert steps == sorted(steps) and {*steps} == {0, 4, 8, 12}  # a page shows one of each
 
 
@@ -112,8 +115,17 @@ def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-def step(n: int, seconds: float = 1.0, **seen) -> dict:
-    return dict(step=n, step_s=seconds, watch=dict(wait_s=0.0, saving=False) | seen)
+@dataclass
+class OneStep:
+    """What slow_steps reads of a StepLine."""
+
+    step: int
+    step_s: float
+    watch: Watch | None
+
+
+def step(n: int, seconds: float = 1.0, wait_s=0.0, saving=False) -> OneStep:
+    return OneStep(n, seconds, Watch(wait_s=wait_s, saving=saving))
 
 
 def test_a_slow_step_is_counted_with_its_cause():
@@ -123,35 +135,36 @@ def test_a_slow_step_is_counted_with_its_cause():
     odd += [step(30, 9.0, wait_s=6.0), step(40, 3.0, wait_s=0.5)]  # a quarter of what it took more
     odd += [step(50, 1.9, wait_s=0.9), step(71, 60.0)]  # the first: not over twice the median
     for r in odd:
-        steps[r["step"] - 1] = r
+        steps[r.step - 1] = r
 
     def told(*processes) -> list[int]:
-        rows = dict(slow_steps([dict(own=own) for own in processes]))
+        rows = dict(slow_steps([SimpleNamespace(own=own) for own in processes]))
         assert rows["longest wait for data"] == "6.00 s, in step 30"
         return list(map(int, re.findall(r"\d+", rows["slow steps"])))
 
     assert told(steps[:70], steps[70:]) == [4, 98, 2, 1]
     assert told(steps) == [5, 99, 2, 1]
-    without = [{k: v for k, v in r.items() if k != "watch"} for r in steps]
-    assert slow_steps([dict(own=without)]) == slow_steps([dict(own=steps[:1])]) == []
+    without = [replace(r, watch=None) for r in steps]
+    for own in (without, steps[:1]):
+        assert slow_steps([SimpleNamespace(own=own)]) == []
 
 
 def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
     publish = checkpoint._publish
-    write = train.Log.write
+    write = Log.write
     twelve = threading.Event()
 
     def wait(*args):
         assert twelve.wait(60)
         return publish(*args)
 
-    def log(self, record):
-        if record.get("step") == 12:
+    def log(self, line, **more):
+        if line.step == 12:
             twelve.set()
-        return write(self, record)
+        return write(self, line, **more)
 
     monkeypatch.setattr(checkpoint, "_publish", wait)
-    monkeypatch.setattr(train.Log, "write", log)
+    monkeypatch.setattr(Log, "write", log)
     more = "--steps 14 --save_every 0 --eval_every 0".split()  # saved before the decay begins
     assert begin(small_data, tmp_path / "run", *more) == 0
     steps = [r for r in metrics(tmp_path / "run") if "loss" in r]

@@ -1,8 +1,8 @@
 """machinery/build.py: where a compiler, memory or both are missing, a run goes on, and says so."""
 
-import dataclasses
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -53,10 +53,9 @@ def test_the_micro_batch_is_halved_until_it_fits(world, trained_run, small_data,
     halved = [int(n) for n in re.findall("micro-batch reduced to (\\d+)", text)]
     assert halved == ([4, 2] if world == 1 else [2])
     trainer = checkpoint.read_trainer(run_dir / "checkpoints" / "step_00000012")
-    assert trainer["micro_batch"] == 2 and trainer["tokens"] == 12 * 512
+    assert trainer.micro_batch == 2 and trainer.tokens == 12 * 512
     one = losses(run_dir)
-    two = losses(trained_run)
-    assert max(abs(one[s] - two[s]) for s in two) < 1e-3
+    assert one == pytest.approx(losses(trained_run), abs=1e-3)
     # resumed, also where there is room for more, it sums as before: the same bits
     shutil.rmtree(run_dir / "checkpoints" / "step_00000012")
     (run_dir / "status.json").unlink()
@@ -77,9 +76,7 @@ def test_out_of_memory_later_names_the_command_that_resumes(trained_run, small_d
     command = re.search("error: step 6: .*: train.py (tiny .*)", text)[1].split()
     text = start(small_data, run_dir, argv=[*command, "--micro_batch", 4], spoil=spoil).end(0)
     assert "resumed at step 6 " in text
-    one = losses(run_dir)
-    two = losses(trained_run)
-    assert max(abs(one[s] - two[s]) for s in two) < 1e-3
+    assert losses(run_dir) == pytest.approx(losses(trained_run), abs=1e-3)
 
 
 LOG = SimpleNamespace(print=lambda text: None)
@@ -88,7 +85,7 @@ LOG = SimpleNamespace(print=lambda text: None)
 def decided(**changes) -> plan.Plan:
     made = plan.make_plan(small_preset(), small_world())
     assert made.micro_batch == 8 and made.auto_micro_batch
-    return dataclasses.replace(made, **{"compile": False} | changes)
+    return replace(made, **{"compile": False} | changes)
 
 
 def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
@@ -110,7 +107,7 @@ def test_only_a_micro_batch_that_may_be_halved_is_tried_again(monkeypatch):
     """Not that of a sharded model: the other ranks wait for exchanges of this one."""
     model = GPT(small_preset().model)
     model.init_weights()
-    monkeypatch.setattr(GPT, "forward", lambda *a, **k: (_ for _ in ()).throw(MemoryError("x")))
+    monkeypatch.setattr(GPT, "forward", mock.Mock(side_effect=MemoryError("x")))
     monkeypatch.setattr(build.errors, "is_out_of_memory", lambda error: True)
     assert build.try_step(model, decided(), validate=False)[1] == build.OUT_OF_MEMORY
     for fixed in (dict(auto_micro_batch=False), dict(micro_batch=1), dict(parallel="fsdp")):
@@ -142,6 +139,6 @@ def test_no_cudnn_with_a_mask(doc_mask, monkeypatch):
     """Its backward could give NaN."""
     said = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", said.append)
-    model = dataclasses.replace(small_preset().model, doc_mask=doc_mask)
+    model = replace(small_preset().model, doc_mask=doc_mask)
     build.build_model(model, decided(), small_world(), seed=0)
     assert said == [False] * doc_mask

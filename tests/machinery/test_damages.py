@@ -15,7 +15,7 @@ import tempfile
 import traceback
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -34,7 +34,6 @@ from preparation import worker
 
 CPU = ["--device", "cpu", "--dtype", "fp32"]
 TRAIN = ["tiny", *SMALL, "--n_layer", "1", "--steps", "3", "--keep", "3", "--save_every", "1"]
-TRAIN += ["--peak_tflops", "1"]  # or it is measured, which takes a second
 PREPARE = "--vocab_size 300 --row_len 33 --val_fraction 0.2 --workers 1".split()
 STEP = "run/checkpoints/step_00000002"
 CODES = {0, 2, 3, 4, 7}
@@ -70,11 +69,8 @@ OF_DATA = ["resume", "loss", "report", "export", "prepare", "verify"]
 OF_AN_EXPORT = ["export's loss", "export's sample"]
 
 # file -> the programs that open it, or might
-FILES = {
-    **dict.fromkeys(["config.json", "status.json", "metrics.jsonl", "samples.jsonl"], OF_A_RUN),
-    **dict.fromkeys(["tokenizer.json", "eval.jsonl", ".lock"], OF_A_RUN),
-}
-FILES = {f"run/{name}": programs for name, programs in FILES.items()}
+IN_A_RUN = "config.json status.json metrics.jsonl samples.jsonl tokenizer.json eval.jsonl .lock"
+FILES = {f"run/{name}": OF_A_RUN for name in IN_A_RUN.split()}
 FILES |= {
     f"{STEP}/{name}": OF_WEIGHTS for name in ("MANIFEST.json", "trainer.json", f"dcp/{TENSORS}")
 }
@@ -174,34 +170,14 @@ def find(folder: Path, name: str) -> Path:
     return next((folder / root).glob(patterns[last])) if last in patterns else folder / name
 
 
-@contextmanager
-def as_anybody(folder: Path):
-    """Root may read every file: within the block, be a user who may do all here but that."""
-    if os.geteuid():
-        yield
-        return
-    for path in [folder, *folder.rglob("*")]:
-        mode = path.lstat().st_mode & 0o777
-        if mode and not path.is_symlink():
-            path.chmod(0o777 if path.is_dir() else mode | 0o666)
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def check(file: str, program: str, damages, whole: Path) -> None:
     wrong = {}
     for damage in damages:
         folder = Path(tempfile.mkdtemp(prefix="cell"))
         try:
             path = copy(whole, folder, file)
-            if damage == "every value null" and not path.read_bytes().startswith(b"{"):
-                continue
             DAMAGES[damage](path)
-            with as_anybody(folder) if damage == "unreadable" else nullcontext():
-                code, said = ends(program, folder)
+            code, said = ends(program, folder)
             wrong[damage] = problem(file, program, code, said)
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)

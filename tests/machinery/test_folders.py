@@ -1,15 +1,16 @@
 """machinery/folders.py: a run reads the data it was begun with, and no other writes its folder."""
 
-import dataclasses
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import losses, metrics
 from faults import start
 from plans import small_world
+from test_checkpoint import at
 from test_shards import edit
 
 import config
@@ -89,7 +90,7 @@ def test_a_run_writes_down_what_it_is_and_follows_no_link(own_data, tmp_path):
     run_dir.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (run_dir / name).symlink_to(mine)
-    one = dataclasses.replace(TINY, run=config.RunConfig(run_dir=str(run_dir)))
+    one = replace(TINY, run=config.RunConfig(run_dir=str(run_dir)))
     folders.lock_run(one, manifest, WORLD).close()
     found = json.loads((run_dir / "config.json").read_text())
     assert found == json.loads(json.dumps(folders.identity(one, manifest)))
@@ -97,10 +98,9 @@ def test_a_run_writes_down_what_it_is_and_follows_no_link(own_data, tmp_path):
     assert not mine.exists()
 
 
-@pytest.mark.parametrize("steps", [None, "12", [1]])
-def test_a_strangers_configuration_is_another_run(own_data, steps):
+def test_a_strangers_configuration_is_another_run(own_data):
     now = folders.identity(TINY, shards.Manifest.load(own_data)) | dict(schedule="wsd")
     with pytest.raises(UsageError):
-        folders.check_same_run(now, Path("theirs"), dict(step=3, identity=now | dict(steps=steps)))
+        folders.check_same_run(now, Path("theirs"), at(3, now | dict(steps="12")))
     with pytest.raises(UsageError):
-        folders.check_same_run(now, Path("theirs"), dict(step=3))
+        folders.check_same_run(now, Path("theirs"), at(3))

@@ -12,6 +12,7 @@ from conftest import losses, metrics
 from faults import start
 
 from machinery import log
+from machinery.formats import Stamp, Start
 
 WANDB = {
     "raises at import": "raise ImportError('broken')",
@@ -20,14 +21,14 @@ WANDB = {
     "def init(**k): return R()",
     "exits": "import sys\ndef init(**k): sys.exit(3)",
 }
+START = Start(time=1.0, command="train.py", device="cpu", world_size=1, data_dir="data")
 SETTINGS = "class Settings:\n def __init__(self, **k): pass\n"
 
 
 @pytest.mark.parametrize("fault", WANDB)
 def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "wandb.py").write_text(SETTINGS + WANDB[fault])
-    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    (tmp_path / "wandb.py").write_text(SETTINGS + WANDB[fault])
+    env = {"PYTHONPATH": str(tmp_path)}
     options = ("--wandb", "--eval_every", 4)
     text = start(small_data, tmp_path / "run", *options, env=env).end(0)
     assert text.count("wandb is off") == 1
@@ -38,14 +39,13 @@ def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
 
 
 def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "wandb.py").write_text(
+    (tmp_path / "wandb.py").write_text(
         f"{SETTINGS}class R:\n"
         " def log(self, r, step): open(self.path, 'a').write(f'{step}\\n')\n"
         " def finish(self): open(self.path, 'a').write('end')\n"
         "def init(**k):\n r = R(); r.path = k['dir'] / 'seen'; return r\n"
     )
-    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    env = {"PYTHONPATH": str(tmp_path)}
     start(small_data, tmp_path / "run", "--wandb", "--eval_every", 4, env=env).end(0)
     seen = (tmp_path / "run" / "seen").read_text().split()
     assert seen == [str(r["step"]) for r in metrics(trained_run)] + ["end"]
@@ -65,7 +65,7 @@ def test_a_wandb_that_never_returns_is_given_up(call, tmp_path, monkeypatch, cap
     run_log = log.Log(tmp_path, is_first=True)
     run_log.wandb = SimpleNamespace(log=call)
     for step in (1, 2):
-        run_log.write(dict(step=step, loss=1.0))
+        run_log.write(Stamp(step=step, loss=1.0))
     assert capsys.readouterr().out.count("wandb is off") == 1
     assert losses(tmp_path) == {1: 1.0, 2: 1.0}
 
@@ -81,7 +81,7 @@ def test_wandb_which_keeps_the_command_sees_no_secret(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr(sys, "argv", ["train.py", "--mirror", "s3://KEY:hunter2@bucket/runs"])
     (tmp_path / "config.json").write_text("{}")
-    log.Log(tmp_path, is_first=True, wandb=True).begin(0, validates=False, start={})
+    log.Log(tmp_path, is_first=True, wandb=True).begin(0, validates=False, start=START)
     assert seen == ["train.py", "--mirror", "s3://bucket/runs"]
 
 
@@ -97,9 +97,9 @@ def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkey
         (tmp_path / "config.json").write_text("{}")
         run_log = log.Log(tmp_path, is_first=True, wandb=True)
         began = time.monotonic()
-        run_log.begin(0, validates=False, start={})
+        run_log.begin(0, validates=False, start=START)
         for step in (1, 2):
-            run_log.write(dict(step=step, loss=1.0))
+            run_log.write(Stamp(step=step, loss=1.0))
         assert time.monotonic() - began < 30
     assert "wandb is off" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -109,20 +109,19 @@ def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkey
 def test_the_figures_of_a_long_run_are_kept(tmp_path):
     """152,000 steps, as `biatron-345m` has, fill more than 64 MB."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
-    log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})
+    log.Log(tmp_path, is_first=True).begin(1, validates=False, start=START)
     assert losses(tmp_path) == {1: 2.0}
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path):
     """Of a stranger's run, or of another program."""
     good = {"step": 1, "loss": 2.0}
-    odd = [{"loss": 1, "start": {}}, {"loss": 1}, {"step": 2, "start": {}}, {"step": "3"}, [], 7]
-    lines = "".join(json.dumps(line) + "\n" for line in [good, *odd[1:]])
-    (tmp_path / "metrics.jsonl").write_text(lines + json.dumps(odd[0]) + "\n")
+    lines = "".join(json.dumps(line) + "\n" for line in [good, {"step": "3"}, 7])
+    (tmp_path / "metrics.jsonl").write_text(lines)
     sample = good | {"text": "https://h/x?y#z"}
-    samples = "".join(json.dumps(line) + "\n" for line in [sample, {"start": {}}, {"step": None}])
+    samples = "".join(json.dumps(line) + "\n" for line in [sample, {"step": None}])
     (tmp_path / "samples.jsonl").write_text(samples)
-    log.Log(tmp_path, is_first=True, wandb=False).begin(5, validates=False, start={})
+    log.Log(tmp_path, is_first=True).begin(5, validates=False, start=START)
     assert losses(tmp_path) == {1: 2.0}
     kept = (tmp_path / "samples.jsonl").read_text()
     assert [json.loads(line) for line in kept.splitlines()] == [sample]  # its text as it was
@@ -132,12 +131,12 @@ def test_lines_that_are_no_records_are_left_out(tmp_path):
 def test_a_validation_that_comes_again_is_recorded_once(validates, tmp_path):
     lines = [{"step": 4, "val_bpb": 3.0}, {"step": 5, "loss": 2.0}, {"step": 5, "val_bpb": 1.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log.Log(tmp_path, is_first=True, wandb=False).begin(5, validates=validates, start={})
+    log.Log(tmp_path, is_first=True).begin(5, validates=validates, start=START)
     kept = [line for line in metrics(tmp_path) if "start" not in line]
     assert kept == (lines[:2] if validates else lines)
 
 
 def test_what_cannot_be_read_today_is_kept(tmp_path):
     (tmp_path / "metrics.jsonl" / "inner").mkdir(parents=True)
-    log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})
+    log.Log(tmp_path, is_first=True).begin(1, validates=False, start=START)
     assert (tmp_path / "metrics_unread.jsonl" / "inner").exists()

@@ -1,6 +1,5 @@
 """machinery/plan.py: the arithmetic of a run, from the preset and the machine's figures alone."""
 
-import dataclasses
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
     """There are no buckets beside the gradients: of a card, 8 ranks fill as much as one does."""
     found = config.PRESETS[preset]
     gpu = dict(kind="cuda", dtype=torch.bfloat16, memory_bytes=memory_gb * 10**9)
-    ddp = dataclasses.replace(found, run=dataclasses.replace(found.run, parallel="ddp"))
+    ddp = replace(found, run=replace(found.run, parallel="ddp"))
     one, eight = (plan.make_plan(ddp, small_world(ranks_=n, **gpu)) for n in (1, 8))
     assert (one.parallel, eight.parallel) == ("none", "ddp")
     assert one.micro_batch == eight.micro_batch > 1

@@ -20,19 +20,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import data_helpers
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, flip, until
 from data_helpers import (
+    command,
     documents_of,
     fingerprint,
     hashes,
+    in_process,
     pieces_of,
     prepare,
+    prepare_tiny,
     prepared,
     write_jsonl,
+    write_parquet,
+    write_texts,
 )
 
 import config
@@ -58,6 +62,16 @@ def undisturbed(jsonl, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def own(undisturbed, tmp_path) -> Path:
+    """A copy, to be changed."""
+    return shutil.copytree(undisturbed, tmp_path / "d")
+
+
+def assert_same_data(a: Path, b: Path) -> None:
+    assert hashes(a) == hashes(b) and fingerprint(a) == fingerprint(b)
+
+
 def texts_of(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
 
@@ -68,21 +82,21 @@ def pieces(folder: Path, split: str) -> list[str]:
     found = []
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     assert (manifest.token_bytes() == tokenizer.token_bytes).all()
-    for shard in manifest.all_shards((split,)):
-        for row in np.load(folder / shard["file"]):
+    for shard in manifest.shards(split, 0):
+        for row in np.load(folder / shard.file):
             found += [tokenizer.decode(piece[1:]) for piece in pieces_of(row)]
     return [p for p in found if p]
 
 
 def ids_in(folder: Path, split: str) -> Counter:
     """How often each token is in the rows of a split."""
-    files = [folder / shard["file"] for shard in Manifest.load(folder).all_shards((split,))]
+    files = [folder / shard.file for shard in Manifest.load(folder).shards(split, 0)]
     return Counter(i for file in files for i in np.load(file).ravel().tolist())
 
 
 def error_of(done: subprocess.CompletedProcess, code: int) -> str:
     """The one sentence that a failed run prints."""
-    assert done.returncode == code, (done.returncode, done.stderr)
+    assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     line = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
     assert len(line) == 1, done.stderr
@@ -99,15 +113,15 @@ def test_what_is_prepared_is_the_text(jsonl, undisturbed):
     in_text = Counter(i for t in texts for i in tokenizer.encode(t))
     in_rows = Counter()
     documents = size = lost = 0
-    for split, by_source in manifest.tree["splits"].items():
+    for split, by_source in manifest.facts.splits.items():
         facts = by_source["docs"]
-        dropped = facts["packing"]["dropped"]
+        dropped = facts.packing["dropped"]
         assert 0 <= dropped < manifest.row_len
-        assert manifest.rows(split) * 65 == facts["tokens"] - dropped + facts["packing"]["bos"]
+        assert manifest.rows(split) * 65 == facts.tokens - dropped + facts.packing["bos"]
         whole = [p for p in pieces(undisturbed, split) if "\ufffd" not in p]
         assert all(p in "\x00".join(texts) for p in whole)
-        documents += facts["documents"]
-        size += facts["bytes"]
+        documents += facts.documents
+        size += facts.bytes
         lost += dropped
         in_rows += ids_in(undisturbed, split)
     assert documents == 320 and size == sum(len(t.encode()) for t in texts)
@@ -122,8 +136,8 @@ def test_duplicates_fall_on_one_side(tmp_path):
     train, val = (set(pieces(tmp_path / "d", split)) for split in ("train", "val"))
     long = {p for p in train | val if len(p) > 40}
     assert not {p for p in long if p in train and p in val}
-    facts = Manifest.load(tmp_path / "d").tree["splits"]
-    assert facts["val"]["b"]["documents"] % 3 == 0 and facts["val"]["b"]["documents"] > 20
+    held = Manifest.load(tmp_path / "d").facts.splits["val"]["b"].documents
+    assert held % 3 == 0 and held > 20
 
 
 def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
@@ -142,7 +156,7 @@ def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatc
     """Its text is gone, so what is missing of it cannot be made again: all of it is made anew."""
     folder = tmp_path / "d"
     source = ("--source", "stdlib")
-    texts = data_helpers.write_texts(tmp_path / "library")
+    texts = write_texts(tmp_path / "library")
     library = {path.name: path for path in texts.iterdir()}
     monkeypatch.setattr(sources, "_installed_files", lambda place: library)
     prepared(folder, *source)
@@ -150,25 +164,23 @@ def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatc
     (texts / "0000.txt").write_text("another Python")
     assert "have changed since" in prepared(folder, *source)
     assert fingerprint(folder) == made
-    path = folder / Manifest.load(folder).all_shards(("train",))[0]["file"]
+    path = folder / Manifest.load(folder).shards("train", 0)[0].file
     path.unlink()
     assert f"{path} cannot be read" in prepare(folder, *source).stderr
     assert fingerprint(folder) != made
     prepared(folder, program=("verify",))
 
 
-def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
-    folder = shutil.copytree(undisturbed, tmp_path / "d")
+def test_verify_by_hand_and_repair(jsonl, undisturbed, own):
     verify = dict(program=("verify",))
-    prepared(folder, **verify)
-    path = folder / Manifest.load(folder).all_shards(("train",))[2]["file"]
+    prepared(own, **verify)
+    path = own / Manifest.load(own).shards("train", 0)[2].file
     flip(path)
-    assert path.name in error_of(prepare(folder, **verify), 3)
+    assert path.name in error_of(prepare(own, **verify), 3)
     path.unlink()
-    prepared(folder, "--source", f"files:{jsonl}")
-    prepared(folder, **verify)
-    assert hashes(folder) == hashes(undisturbed)
-    assert fingerprint(folder) == fingerprint(undisturbed)
+    prepared(own, "--source", f"files:{jsonl}")
+    prepared(own, **verify)
+    assert_same_data(own, undisturbed)
 
 
 # ----------------------------------------------------------------------- case 22: any history
@@ -192,19 +204,16 @@ def test_case_22_killed_among_its_units_and_rerun(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
     source = ("--source", f"files:{jsonl}")
     for processes, finished in ((1, 1), (2, 6)):
-        words = data_helpers.command(
-            folder, *source, "--workers", str(processes), spoil=KILLED % finished
-        )
+        words = command(folder, *source, "--workers", str(processes), spoil=KILLED % finished)
         done = subprocess.run(words, cwd=ROOT, capture_output=True, env=environment())
         assert done.returncode == -signal.SIGKILL and not (folder / "manifest.json").exists()
     prepared(folder, *source, processes=True)
-    assert hashes(folder) == hashes(undisturbed)
-    assert fingerprint(folder) == fingerprint(undisturbed)
+    assert_same_data(folder, undisturbed)
 
 
 def test_case_22_a_killed_program_leaves_no_process_and_a_killed_process_is_named(jsonl, tmp_path):
     options = "--source", f"files:{jsonl}", "--workers", "2"
-    words = data_helpers.command(tmp_path / "d", *options, spoil=BUSY % tmp_path)
+    words = command(tmp_path / "d", *options, spoil=BUSY % tmp_path)
     for is_parent in (False, True):
         pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         process = subprocess.Popen(words, cwd=ROOT, env=environment(), **pipes)
@@ -233,29 +242,27 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-def test_a_manifest_goes_before_its_data_changes(jsonl, undisturbed, tmp_path, monkeypatch):
-    folder = shutil.copytree(undisturbed, tmp_path / "d")
-    (folder / Manifest.load(folder).all_shards()[0]["file"]).unlink()
+def test_a_manifest_goes_before_its_data_changes(jsonl, own, monkeypatch):
+    (own / Manifest.load(own).all_shards()[0].file).unlink()
     stop = mock.Mock(side_effect=errors.DataError("stopped"))
     monkeypatch.setattr(worker, "run_units", stop)
-    assert "stopped" in error_of(prepare(folder, "--source", f"files:{jsonl}"), 3)
-    assert not (folder / "manifest.json").exists()
+    assert "stopped" in error_of(prepare(own, "--source", f"files:{jsonl}"), 3)
+    assert not (own / "manifest.json").exists()
 
 
-def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
-    folder = shutil.copytree(undisturbed, tmp_path / "d")
-    (folder / "manifest.json").unlink()
-    records = sorted((folder / ".units").glob("*/docs_*.json"))
-    assert len(records) == Manifest.load(undisturbed).tree["sources"][0]["units"] > 4
+def test_case_22_done_units_are_not_redone(jsonl, undisturbed, own):
+    (own / "manifest.json").unlink()
+    records = sorted((own / ".units").glob("*/docs_*.json"))
+    assert len(records) == Manifest.load(undisturbed).facts.sources[0].units > 4
     records[3].unlink()
     for record, damaged in zip(records, (records[0].read_text()[:100], "{}", '{"splits": 0}')):
         record.write_text(damaged)
-    times = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/unit_*.npy")}
-    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
+    times = {p: p.stat().st_mtime_ns for p in own.glob("*/*/unit_*.npy")}
+    prepared(own, "--source", f"files:{jsonl}")
     redone = {p.name for p in times if p.stat().st_mtime_ns != times[p]}
     ends = ("npy", "crc32.npy")
     assert redone == {f"unit_{i:05d}_00.{end}" for i in range(4) for end in ends}
-    assert fingerprint(folder) == fingerprint(undisturbed)
+    assert fingerprint(own) == fingerprint(undisturbed)
 
 
 def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
@@ -266,27 +273,25 @@ def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
         (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
         prepared(folder, "--source", f"files:{jsonl}", "--vocab_size", vocab_size)
         found.append(hashes(folder))
-    assert prepare(folder, program=("verify",)).returncode == 0
+    prepared(folder, program=("verify",))
     assert found[0] == found[2] != found[1]
 
 
-def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_path):
-    folder = tmp_path / "d"
+def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, own):
     source = ("--source", f"files:{jsonl}")
-    shutil.copytree(undisturbed, folder)
-    with disk.lock(folder, "--data_dir"):
-        assert prepare(folder, *source).returncode == 0  # up to date: nothing is changed
-        (folder / "manifest.json").unlink()
-        (folder / ".tmp-of_the_other").touch()
-        message = error_of(prepare(folder, *source), 2)
-        assert f"{folder} is in use by process" in message and "another --data_dir" in message
-        assert (folder / ".tmp-of_the_other").exists()
+    with disk.lock(own, "--data_dir"):
+        prepared(own, *source)  # up to date: nothing is changed
+        (own / "manifest.json").unlink()
+        (own / ".tmp-of_the_other").touch()
+        message = error_of(prepare(own, *source), 2)
+        assert f"{own} is in use by process" in message and "another --data_dir" in message
+        assert (own / ".tmp-of_the_other").exists()
 
 
 def test_sixteen_units_begin_before_the_size_of_one_is_known():
     job = SimpleNamespace(tokens=10**9, shares=(1.0,), sources=("web",), units=[range(6000)])
     assert [u for _, u in worker.first_units(job, 0, {})] == [*range(16)]
-    known = {(0, 0): {"tokens": 5 * 10**8}}
+    known = {(0, 0): SimpleNamespace(tokens=5 * 10**8)}
     assert [u for _, u in worker.first_units(job, 0, known)] == [0, 1]  # two of that size
 
 
@@ -310,18 +315,18 @@ def cluster(tmp_path: Path, workers: int):
     processes = []
 
     def start(what: str, *options) -> None:
-        command = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--no-dashboard", *options]
+        words = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--no-dashboard", *options]
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         env = environment(PYTHONPATH=str(ROOT))
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=env, **quiet))
+        processes.append(subprocess.Popen(words, cwd=ROOT, env=env, **quiet))
 
     try:
-        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
+        start("scheduler", "--host=127.0.0.1", "--port=0", f"--scheduler-file={file}")
         until(lambda: file.exists() and file.read_text().strip().endswith("}"))
         address = json.loads(file.read_text())["address"]
         for _ in range(workers):
-            here = ("--no-nanny", "--local-directory", str(tmp_path))
-            start("worker", address, "--nthreads", "1", *here)
+            here = f"--local-directory={tmp_path}"
+            start("worker", address, "--nthreads=1", "--no-nanny", here)
         if workers:
             from distributed import Client
 
@@ -338,7 +343,7 @@ def test_case_26_a_cluster_gives_the_same_bytes_if_a_worker_dies(jsonl, undistur
     """Two worker processes; one is stopped with a unit in hand, and then killed by SIGKILL."""
     folder = tmp_path / "d"
     killed = []
-    units = Manifest.load(undisturbed).tree["sources"][0]["units"]
+    units = Manifest.load(undisturbed).facts.sources[0].units
 
     def records() -> int:
         return len(list(folder.glob(".units/*/docs_*.json")))
@@ -355,7 +360,7 @@ def test_case_26_a_cluster_gives_the_same_bytes_if_a_worker_dies(jsonl, undistur
         threading.Thread(target=kill_one, daemon=True).start()
         prepared(folder, "--source", f"files:{jsonl}", "--cluster", address)
     assert killed == [units - 1]  # it held one
-    assert hashes(folder) == hashes(undisturbed) and fingerprint(folder) == fingerprint(undisturbed)
+    assert_same_data(folder, undisturbed)
 
 
 def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypatch):
@@ -371,11 +376,11 @@ def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypat
 
 def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
-    whole = Manifest.load(undisturbed).tree["splits"]["train"]["docs"]["tokens"]
+    whole = Manifest.load(undisturbed).facts.splits["train"]["docs"].tokens
     prepared(folder, "--source", f"files:{jsonl}", "--tokens", "30k")
-    tree = Manifest.load(folder).tree
-    assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
-    assert 30_000 <= tree["splits"]["train"]["docs"]["tokens"] < 30_000 + whole / 6
+    facts = Manifest.load(folder).facts
+    assert facts.sources[0].units < facts.sources[0].units_in_source
+    assert 30_000 <= facts.splits["train"]["docs"].tokens < 30_000 + whole / 6
     prepared(folder, "--source", f"files:{jsonl}")  # and now everything
     assert hashes(folder) == hashes(undisturbed)  # no rows of the smaller selection are left
 
@@ -385,7 +390,7 @@ def test_parquet_is_read_by_its_row_groups_and_from_the_hub(tmp_path):
     """Of text, or of its bytes. The other formats: test_reading.py."""
     texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 150))
     for column in ([t.encode() for t in texts], texts):
-        data_helpers.write_parquet(tmp_path / "d.parquet", 20, id=range(150), text=column)
+        write_parquet(tmp_path / "d.parquet", 20, id=range(150), text=column)
         for kind in ("files:", "hf:file://"):
             assert documents_of(f"{kind}{tmp_path}/d.parquet") == (sorted(texts), {})
 
@@ -474,7 +479,7 @@ def chat_set(tmp_path, monkeypatch) -> str:
     (tmp_path / "chat" / "data").mkdir(parents=True)
     for split in ("train", "train_sft"):
         path = tmp_path / "chat" / "data" / f"{split}-00000-of-00001.parquet"
-        data_helpers.write_parquet(path, text=[f"{split} {i}" for i in range(5)])
+        write_parquet(path, text=[f"{split} {i}" for i in range(5)])
     found = lambda *args, **kwargs: SimpleNamespace(sha=None)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", found)
     return f"hf:{tmp_path}/chat"
@@ -560,7 +565,7 @@ def test_a_name_that_the_hub_has_not_is_a_mistake_of_the_user(monkeypatch):
 
 # --------------------------------------------------------------------- case 25: bad text
 def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
-    folder = data_helpers.write_texts(tmp_path / "t", 60)
+    folder = write_texts(tmp_path / "t", 60)
     (folder / "empty.txt").touch()
     (folder / "latin1.txt").write_bytes("coração não".encode("latin-1"))
     (folder / "nul.txt").write_bytes(b"a few \x00 of them \x00\x00 in a text")
@@ -568,14 +573,14 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     for i in range(100):  # some of them are for validation
         (folder / f"special{i}.txt").write_text(f"before {forged} after {i}")
     prepared(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
-    tree = Manifest.load(tmp_path / "d").tree
-    assert list(tree["notes"].values()) == [1, 1]  # of latin1.txt and of empty.txt
+    facts = Manifest.load(tmp_path / "d").facts
+    assert list(facts.notes.values()) == [1, 1]  # of latin1.txt and of empty.txt
     size = 0
-    for split, by_source in tree["splits"].items():
-        size += by_source["t"]["bytes"]
+    for split, by_source in facts.splits.items():
+        size += by_source["t"].bytes
         assert sum(forged in piece for piece in pieces(tmp_path / "d", split)) > 3
         in_rows = ids_in(tmp_path / "d", split)
-        assert in_rows[0] == by_source["t"]["packing"]["bos"]  # the packer's, none of the text
+        assert in_rows[0] == by_source["t"].packing["bos"]  # the packer's, none of the text
         assert not in_rows.keys() & {1, 2, 3}
     assert size == sum(path.stat().st_size for path in folder.iterdir()) + 3  # ç, ã, ã: two bytes
 
@@ -628,7 +633,7 @@ def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
     source = ("--source", f"files:{tmp_path / 'input.txt'}")
     for fraction, is_enough in (("0.02", False), ("0.5", True)):
         said = prepared(tmp_path / fraction, *source, "--val_fraction", fraction)
-        held = Manifest.load(tmp_path / fraction).tree["splits"]["val"]["input"]["tokens"]
+        held = Manifest.load(tmp_path / fraction).facts.splits["val"]["input"].tokens
         assert is_enough == (held >= prepare_data.ENOUGH)
         assert is_enough == (f"only {held:,} tokens are held out" not in said)
 
@@ -650,7 +655,7 @@ def test_shares_of_the_tokens_wanted_with_an_existing_tokenizer(jsonl, undisturb
     assert manifest.sources == ["web", "books"] and manifest.rows("val", 0) > 0
     for name, wanted in (("web", 45_000), ("books", 15_000)):
         # at least, and a source goes on to the end of its last unit
-        assert wanted <= manifest.tree["splits"]["train"][name]["tokens"] < wanted + 15_000
+        assert wanted <= manifest.facts.splits["train"][name].tokens < wanted + 15_000
     for wrong in (("web=1",), ("web=1", "books=0")):
         refused = prepare(tmp_path / "f", "--source", *places, "--mixture", *wrong)
         assert "must give each source (web, books) a share above 0" in error_of(refused, 2)
@@ -668,7 +673,7 @@ def test_a_presets_mixture_shares_its_own_sources_only(monkeypatch):
 
 
 def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
-    data_helpers.write_parquet(tmp_path / "a.parquet", text=texts_of(jsonl))
+    write_parquet(tmp_path / "a.parquet", text=texts_of(jsonl))
     hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
     assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
@@ -716,11 +721,11 @@ def test_case_28_one_text_file_gets_a_vocabulary_and_validation_text_of_its_own(
     manifest = Manifest.load(tmp_path / "d")
     assert manifest.vocab_size == 2048 and "note" not in said
     assert len(re.findall(r"^(?:train|val  ) [\d,]+ pieces of documents \|", said, re.M)) == 2
-    train, val = (manifest.tree["splits"][split]["input"] for split in ("train", "val"))
-    assert 0.02 <= val["bytes"] / size <= 0.10 and manifest.rows("val") >= 1
-    assert train["bytes"] + val["bytes"] == size
+    train, val = (manifest.facts.splits[split]["input"] for split in ("train", "val"))
+    assert 0.02 <= val.bytes / size <= 0.10 and manifest.rows("val") >= 1
+    assert train.bytes + val.bytes == size
     # training text is cut only where a piece is held out, and into the pieces that are read
-    assert train["documents"] <= val["documents"] + 1 + size // 40_000
+    assert train.documents <= val.documents + 1 + size // 40_000
     found = ["\x00".join(pieces(tmp_path / "d", split)) for split in ("train", "val")]
     assert all(p in text for both in found for p in both.split("\x00") if "\ufffd" not in p)
     in_train, in_val = (set(re.findall(r"\b\d{12}\b", part)) for part in found)
@@ -773,7 +778,7 @@ def test_a_start_removes_nothing_of_others(jsonl, tmp_path):
     for name in (others + " " + left).split():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
+    prepared(folder, "--source", f"files:{jsonl}")
     assert [name for name in others.split() if not (folder / name).exists()] == []
     assert [name for name in left.split() if (folder / name).exists()] == []
 
@@ -799,12 +804,12 @@ def test_a_preparation_leaves_copies_out(tmp_path):
         write(folder / f"{i}.jsonl", texts[i::6])
     words = ("--source", f"files:{folder}", "--dedup", "exact")
     for name, processes in (("one", False), ("two", True)):
-        data_helpers.prepare_tiny(tmp_path / name, *words, processes=processes)
-    tree = Manifest.load(tmp_path / "one").tree
-    assert sum(tree["notes"].values()) == 25
-    every = data_helpers.in_process("tiny", "--data_dir", tmp_path / "one", *words[:2])
+        prepare_tiny(tmp_path / name, *words, processes=processes)
+    facts = Manifest.load(tmp_path / "one").facts
+    assert sum(facts.notes.values()) == 25
+    every = in_process("tiny", "--data_dir", tmp_path / "one", *words[:2])
     assert "holds other data" in error_of(every, 2)
-    size = sum(by_source["texts"]["bytes"] for by_source in tree["splits"].values())
+    size = sum(by_source["texts"].bytes for by_source in facts.splits.values())
     assert size == sum(len(text.encode()) for text in set(texts))
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
 

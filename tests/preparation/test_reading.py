@@ -233,9 +233,9 @@ def test_what_a_folder_has_beside_its_text_is_said(tmp_path):
     (folder / "gone.txt").symlink_to(folder / "nothing")
     said = prepare_tiny(tmp_path / "d", "--source", f"files:{folder}")
     assert "not read: 2 .html" in said and ".hidden" not in said
-    facts = Manifest.load(tmp_path / "d").tree["sources"][0]
+    facts = Manifest.load(tmp_path / "d").facts.sources[0]
     kinds = {".html": 2, ".csv": 1, "without an ending": 1, "no regular file": 1}
-    assert facts["not_read"] == kinds and facts["files"] == facts["documents"] == 60
+    assert facts.not_read == kinds and facts.files == facts.documents == 60
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -345,11 +345,15 @@ LEFT_OUT = {
 
 
 def test_roles_are_read_as_people_write_them():
-    silent = [*said(("user", "q")), {"from": "gpt", "content": None, "value": ""}]
+    silent = [
+        {"from": "human", "value": "q", "id": 7},
+        {"from": "gpt", "content": None, "value": ""},
+    ]
     assert chat.read_turns(silent) == [("user", "q"), ("assistant", "")]
     for turns in READ_ALIKE:
         assert chat.read_turns(turns) == ASKED, turns
-    assert chat.read_turns(said(("developer", "s"), *ASKED)) == [("system", "s"), *ASKED]
+    for system in said(("developer", "s"), ("system", "s")):
+        assert chat.read_turns([system, *said(*ASKED)]) == [("system", "s"), *ASKED]
     for reason, cases in LEFT_OUT.items():
         for turns in cases:
             with pytest.raises(chat.TurnsError, match=reason):

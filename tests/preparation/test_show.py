@@ -50,7 +50,7 @@ def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
     for n in range(0, len(rows), max(1, len(rows) // 6)):
         out = shown(capsys, folders, "--row", n, "--split", split)
         shard, within = manifest.locate(split, *rows[n])
-        assert f"{folders / 'data' / shard['file']}, row {within}," in out
+        assert f"{folders / 'data' / shard.file}, row {within}," in out
         ids = manifest.row(split, *rows[n]).tolist()
         _, *parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])
         heads, texts = parts[::2], parts[1::2]

@@ -16,7 +16,7 @@ from test_shards import FIRST, edit
 import eval as evaluate
 from config import UsageError
 from instruments.run import forecast
-from machinery import cli, disk, shards
+from machinery import cli, disk
 from machinery.errors import DataError
 from machinery.shards import Manifest
 from stores import stage
@@ -49,9 +49,7 @@ def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manife
     copy.verify()
     for split, i, row in (("train", 0, 49), ("train", 1, 7), ("val", 1, 1)):
         assert (copy.row(split, i, row) == manifest.row(split, i, row)).all()
-    files = {
-        copy.dir / name for shard in copy.all_shards() for name, _, _ in shards.files_of(shard)
-    }
+    files = {copy.dir / name for shard in copy.all_shards() for name, _, _ in shard.files()}
     before = {file: file.stat().st_mtime_ns for file in files}
     damaged, lost = sorted(files)[:2]
     flip(damaged)
@@ -65,11 +63,11 @@ def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manife
 def test_a_damaged_source_is_named_and_no_copy_counts(source, s3, manifest, tmp_path):  # noqa: F811
     shard = manifest.all_shards()[0]
     if source.startswith("s3"):
-        s3.put(f"{s3.folder}/objects/{shard['sha256']}", b"other")
+        s3.put(f"{s3.folder}/objects/{shard.sha256}", b"other")
     else:
-        published = tmp_path / "far" / "objects" / shard["sha256"]
-        flip(published if published.exists() else manifest.dir / shard["file"])
-    with pytest.raises(DataError, match=shard["sha256"]):
+        published = tmp_path / "far" / "objects" / shard.sha256
+        flip(published if published.exists() else manifest.dir / shard.file)
+    with pytest.raises(DataError, match=shard.sha256):
         stage.copy(source, tmp_path / "fast")
     assert not list((tmp_path / "fast").rglob("manifest.json"))
 
@@ -89,7 +87,7 @@ def test_publishing_sends_each_object_once_and_only_what_is_whole(s3, manifest, 
     stage.publish(manifest, s3.url)
     puts = [path for method, path, _ in s3.requests[before:] if method == "PUT"]
     assert [path.rpartition("/")[2] for path in puts] == ["manifest.json"]
-    flip(manifest.dir / manifest.all_shards()[1]["file"])
+    flip(manifest.dir / manifest.all_shards()[1].file)
     with pytest.raises(DataError):
         stage.publish(manifest, f"{s3.url}/other")
     assert f"{s3.folder}/other/manifest.json" not in s3.keys(s3.folder)
@@ -104,7 +102,7 @@ def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp
     (manifest.dir / "s").symlink_to(tmp_path)
 
     forged = dict(file=name, bytes=19, sha256=disk.sha256_of(victim))
-    edit(manifest.dir, FIRST, manifest.all_shards()[0] | forged)
+    edit(manifest.dir, FIRST, vars(manifest.all_shards()[0]) | forged)
     (tmp_path / "fast" / "x").mkdir(parents=True)
     (tmp_path / "fast" / "x" / "s").symlink_to(tmp_path)
     for work in (

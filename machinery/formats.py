@@ -1,0 +1,580 @@
+"""What the programs write as JSON for programs to read: a dataclass for each file and kind of line.
+
+A file may be of another version, damaged, or a stranger's. So `checked` compares every field with
+its type and names the one that does not fit, and nothing else looks at types. A field that is
+missing takes its default; one that the class does not have is left out. docs/disk.md lists all
+fields. Next: disk.py, which opens the files.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from config import LARGEST, Count, GPTConfig
+from machinery import disk
+from machinery.errors import DataError
+from machinery.output import say
+
+Whole = Annotated[int, 0, LARGEST]
+Number = Annotated[float, -LARGEST, LARGEST]  # no NaN, nothing infinite
+Positive = Annotated[float, 1e-9, LARGEST]
+Time = Annotated[float, 0, 2.5e11]  # seconds since 1970; a year of four digits
+Text = Annotated[str, "(?s).{0,4096}"]  # and the pattern that it matches
+Line = Annotated[str, r"[^\0-\x1f\x7f-\x9f]{0,4096}"]  # without control characters
+Sha256 = Annotated[str, "[0-9a-f]{64}"]
+record = dataclass(frozen=True, kw_only=True)
+# Versions of folders; each goes up when older ones can no longer be read.
+DATA_FORMAT = 2
+CHECKPOINT_FORMAT = 3
+EXPORT_FORMAT = 5
+
+# ------------------------------------------------------------------------------------ the checker
+
+
+class Misfit(Exception):
+    """The place in the tree, as ".splits.train[3]", and what is wrong there: "is -1"."""
+
+
+def checked(kind: Any, value: Any, where: object) -> Any:
+    """`value`, as json.loads returns it, as `kind`; DataError with the field, if it does not fit.
+
+    kind: a dataclass; list[X], tuple[X, ...] or dict[str, X]; a Literal; X | Y; a number with its
+    least and its most, as in Annotated[int, 0, 9]; a text with its pattern, as in
+    Annotated[str, "[a-z]+"]; int, float, str, bool, None or Any. where: the name of the file.
+    """
+    try:
+        return checker(kind)(value)
+    except Misfit as error:
+        place, what = error.args
+        raise DataError(f"{where}: {place.lstrip('.')} {what}") from None
+
+
+@cache
+def checker(kind: Any) -> Callable[[Any], Any]:
+    """The function that returns its argument as `kind`, or raises Misfit. It is put together once:
+    a file of metrics has a hundred thousand lines."""
+    origin = get_origin(kind)
+    args = get_args(kind)
+    if is_dataclass(kind):
+        return object_checker(kind)
+    if origin is dict:
+        one = checker(args[1])
+        return lambda value: {k: inside(f".{k}", one, x) for k, x in plain(dict, value).items()}
+    if origin in (list, tuple):
+        one = checker(args[0])
+        items = lambda value: enumerate(plain(list, value))
+        return lambda value: origin(inside(f"[{i}]", one, x) for i, x in items(value))
+    if origin in (Union, UnionType):
+        return partial(first_that_fits, [*map(checker, args)])
+    if origin is Annotated:
+        return partial(matching if args[0] is str else within, checker(args[0]), *args[1:])
+    if origin is Literal:
+        wanted = " or ".join(map(str, args))
+        return lambda value: fitting(value, value in args, wanted)
+    return partial(plain, kind)
+
+
+def inside(place: str, check: Callable, value: Any) -> Any:
+    """check(value), whose Misfit is at this place in the tree."""
+    try:
+        return check(value)
+    except Misfit as error:
+        inner, what = error.args
+        raise Misfit(place[:80] + inner, what) from None
+
+
+def fitting(value: Any, fits: object, wanted: str) -> Any:
+    if not fits:
+        raise Misfit("", f"is {value!r:.80}, not {wanted}")
+    return value
+
+
+def plain(kind: Any, value: Any) -> Any:
+    is_int = kind is float and type(value) is int
+    return fitting(value, type(value) is kind or kind is Any or is_int, kind.__name__)
+
+
+def within(check: Callable, least: float, most: float, value: Any) -> Any:
+    check(value)
+    if not least <= value <= most:
+        raise Misfit("", f"is {value!r:.80}, not from {least} to {most}")
+    return value
+
+
+def matching(check: Callable, pattern: str, value: Any) -> Any:
+    check(value)
+    return fitting(value, re.fullmatch(pattern, value), f"like {pattern}")
+
+
+def first_that_fits(checks: list[Callable], value: Any) -> Any:
+    problems = []
+    for check in checks:
+        try:
+            return check(value)
+        except Misfit as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def object_checker(kind: type) -> Callable[[Any], Any]:
+    """Of a dataclass, from a JSON object."""
+    checks = {n: checker(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
+    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+
+    def check(value: Any) -> Any:
+        known = {}
+        for name, x in plain(dict, value).items():
+            if name in checks:
+                known[name] = inside(f".{name}", checks[name], x)
+            elif kind is GPTConfig:  # a model with more to it computes something else
+                raise Misfit(f".{name[:80]}", "is not known here")
+        for name in needed:
+            if name not in known:
+                raise Misfit(f".{name}", "is missing")
+        try:
+            return kind(**known)
+        except ValueError as error:  # its fields do not fit together
+            raise Misfit("", f"cannot be used: {str(error)[:200]}") from None
+
+    return check
+
+
+# ------------------------------------------------------------------------------------ the files
+
+
+def read(path: str | Path, kind: type) -> Any:
+    """A JSON file as `kind`; DataError if it cannot be read or does not fit."""
+    return checked(kind, disk.read_json(path), path)
+
+
+def tree_of(value: Any) -> Any:
+    """A dataclass as JSON has it, without what is None, or NaN or infinite, which JSON does not
+    have."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        absent = (None, math.inf, -math.inf)
+        return {key: tree_of(x) for key, x in value.items() if x not in absent and x == x}
+    return [*map(tree_of, value)] if isinstance(value, list | tuple) else value
+
+
+def parse(content: bytes, kind: Any, where: object) -> Any:
+    """A JSON object as `kind`; DataError, with the field, if it does not fit. where: what the
+    content is, or from which file."""
+    return checked(kind, disk.parse_json(content, where), where)
+
+
+def read_lines(path: Path, kind: Any) -> list[Any]:
+    """The lines of a .jsonl file, each as `kind`; [] if there is no file."""
+    return [record for _, record in lines_in(path, kind)]
+
+
+def lines_in(path: Path, kind: Any) -> list[tuple[bytes, Any]]:
+    """`read_lines`, each beside the line itself. Those that do not fit are counted and left out: a
+    kill may have cut one short, a disk may have damaged one."""
+    try:
+        lines = disk.read_bytes(path, 1 << 30).splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        say(f"warning: {path} cannot be read ({error.strerror})")
+        return []
+    found = []
+    for line in lines:
+        with suppress(DataError):
+            found.append((line, parse(line, kind, path)))
+    skipped = len(lines) - len(found)
+    if skipped:
+        say(f"warning: {path}: {skipped} of {len(lines)} lines are damaged and left out")
+    return found
+
+
+# ------------------------------------------------------------------------- DATA_DIR/manifest.json
+
+
+@record
+class Shard:
+    """Rows of a source, in two files of .npy."""
+
+    rows: Whole
+    min: Whole
+    """The smallest token in it."""
+    max: Whole
+    """The largest."""
+    file: str
+    """Of the rows, within DATA_DIR."""
+    bytes: Whole
+    sha256: Sha256
+    crc32_file: str
+    """Of a checksum per row."""
+    crc32_bytes: Whole
+    crc32_sha256: Sha256
+
+    def files(self) -> list[tuple[str, int, str]]:
+        """(name, bytes, sha256) of its two files: rows and checksums."""
+        crc32 = (self.crc32_file, self.crc32_bytes, self.crc32_sha256)
+        return [(self.file, self.bytes, self.sha256), crc32]
+
+
+@record
+class Split:
+    """The training or the validation part of a source."""
+
+    shards: list[Shard]
+    documents: Whole = 0
+    bytes: Whole = 0
+    """Of text in UTF-8."""
+    tokens: Whole = 0
+    """Of the documents, without BOS."""
+    rows: Whole = 0
+    packing: dict[str, Whole] = field(default_factory=dict)
+    """Where the documents went (data.PackStats)."""
+
+
+@record
+class TokenizerFacts:
+    """The tokenizer that made the rows."""
+
+    sha256: Sha256
+    """Of tokenizer.json."""
+    vocab_size: Whole
+    bos_id: Whole
+    nfc: bool = False
+    """Whether text is normalized to NFC first."""
+    marks: tuple[Whole, ...] | None = None
+    """Ids of <|user|>, <|assistant|> and <|end|>, if the rows are conversations."""
+    file: str = "tokenizer.json"
+
+    def __post_init__(self):
+        if self.marks is not None and len(self.marks) != 3:
+            raise ValueError(f"marks are three ids, not {self.marks}")
+
+
+@record
+class SourceFacts:
+    """Where text came from."""
+
+    name: Line
+    spec: str = ""
+    """As given to --source, without a password."""
+    units: Whole = 0
+    """That were prepared."""
+    units_in_source: Whole = 0
+    documents: Whole = 0
+    files: Whole | dict[str, Whole] | None = None
+    """How many; in older folders the bytes of each."""
+    bytes: Whole | None = None
+    revision: str | None = None
+    """The commit of a dataset on the Hub."""
+    shards: Whole | None = None
+    """Of a dataset on the Hub."""
+    not_read: dict[str, Whole] | None = None
+    """Files of other kinds, by kind."""
+
+
+@record
+class ManifestFile:
+    """manifest.json: it is written last, and makes a folder a data folder."""
+
+    format: Literal[DATA_FORMAT]
+    row_len: Annotated[int, 2, LARGEST]
+    dtype: Literal["<u2", "<u4"]
+    """Of the rows."""
+    tokenizer: TokenizerFacts
+    sources: list[SourceFacts]
+    splits: dict[str, dict[str, Split]]
+    """train and val, by source."""
+    fingerprint: str
+    """sha256 of all but itself and `made`: data with another one is other data."""
+    prepared_from: str = ""
+    """A hash of the options and the text."""
+    options: str = ""
+    """A hash of the options."""
+    tokens_wanted: Whole = 0
+    """--tokens; 0: all."""
+    packing: dict[str, Any] = field(default_factory=dict)
+    """How documents were packed."""
+    val_fraction: Number = 0
+    notes: dict[str, Whole] = field(default_factory=dict)
+    """How often what was found in the text."""
+    made: dict[str, str] = field(default_factory=dict)
+    """When, and by which commit."""
+
+    def __post_init__(self):
+        for split in ("train", "val"):
+            for source in self.sources:
+                if source.name not in self.splits.get(split, {}):
+                    raise ValueError(f"splits.{split} has no {source.name!r}")
+
+
+# --------------------------------------------------------------- DATA_DIR/.units/*/SOURCE_00.json
+
+
+@record
+class UnitSplit(Split):
+    leftover: list[list[Whole]] = field(default_factory=list)
+    """Ids that fill no row."""
+
+
+@record
+class Unit:
+    """The record of a finished unit, from which the manifest is put together."""
+
+    splits: dict[str, UnitSplit]
+    tokens: Whole
+    """For training."""
+    documents: Whole
+    """That were read."""
+    notes: dict[str, Whole]
+    examples: dict[str, str]
+    """An example for a note."""
+
+
+# ------------------------------------------------------------------- RUN_DIR/checkpoints/step_*/
+
+
+@record
+class FileList:
+    """MANIFEST.json of a checkpoint: without it, this is no checkpoint."""
+
+    format: Literal[CHECKPOINT_FORMAT]
+    files: dict[str, Sha256]
+    """The sha256 of each."""
+    copy: str | None = None
+    """In a mirror: the folder of these files."""
+    run: str | None = None
+    """In a mirror: the folder of the run's small files."""
+
+    def __post_init__(self):
+        if "trainer.json" not in self.files:
+            raise ValueError("files has no trainer.json")
+
+
+@record
+class Origin:
+    """What weights say of their making."""
+
+    step: Whole
+    tokens: Whole
+    """Trained on; `step` determines it."""
+    identity: dict[str, Any]
+    """The options and hashes that decide the numbers of a run (folders.identity)."""
+    model: GPTConfig
+    data_dir: Text | None = None
+    """As typed: it may be a URL, without its password."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the text was conversations: then the model can chat."""
+        return bool(self.identity.get("conversations"))
+
+    @property
+    def tokenizer_sha256(self) -> Any:
+        return self.identity.get("tokenizer_sha256")
+
+
+@record
+class Trainer(Origin):
+    """trainer.json: what a checkpoint holds beside its tensors."""
+
+    world_size: Count = 1
+    """Ranks."""
+    micro_batch: Count = 1
+    """Rows."""
+    skipped: Whole = 0
+    """Steps with numbers that were not finite."""
+    eval_tokens: Whole = 0
+    """On which best_bpb was measured."""
+    best_bpb: float = math.inf
+    dtype: str = ""
+    """Of the computation."""
+    fp16_scale: Annotated[float, 1, 1 << 24] = 65536.0
+    """The loss scale of fp16."""
+    fp16_good_steps: Whole = 0
+    """Steps without overflow since it changed."""
+
+
+@record
+class Export(Origin):
+    """`nano2049` in the config.json of an export (hf/)."""
+
+    format: Literal[EXPORT_FORMAT]
+    class_name: str
+    """Of transformers, without ForCausalLM."""
+    files: dict[str, Sha256]
+    """The sha256 of every other file."""
+    checkpoint_sha256: Sha256 | None = None
+    """Of the MANIFEST.json of the checkpoint."""
+    val_bpb: Number | None = None
+    val_rows: Whole | None = None
+    """On which it was measured."""
+
+    def __post_init__(self):
+        if "model.safetensors" not in self.files:
+            raise ValueError("files has no model.safetensors")
+
+
+# ------------------------------------------------------------------------- RUN_DIR/metrics.jsonl
+
+
+@record
+class Watch:
+    """What may have slowed a step down."""
+
+    wait_s: Number
+    """For data."""
+    saving: bool
+    """Whether a checkpoint was being written."""
+
+
+@record
+class StepLine:
+    """A step that changed the weights. Numbers that you add in train.py stand beside these."""
+
+    step: Whole
+    tokens: Whole
+    loss: Number
+    """Mean cross-entropy in nats per target."""
+    bpb: Number
+    """Bits per byte."""
+    lr: Number
+    """The schedule's factor on every learning rate."""
+    norm: Number
+    """Of the gradient, before clipping."""
+    time: Time
+    """When it ended, in seconds since 1970."""
+    step_s: Number
+    """Seconds that it took."""
+    tokens_per_s: Positive
+    """On all ranks; this and the next ones: the median of the last 50 steps."""
+    data_wait_ms: Number
+    """Waiting for data; a mean."""
+    tflops_full: Number
+    """TFLOP/s of a device, with the whole attention matrix."""
+    tflops_causal: Number
+    """With the half of it that is used."""
+    dt_ms: Number | None = None
+    """Of a step."""
+    mfu_full: Number | None = None
+    """Share of the device's peak; None: its peak is not known."""
+    mfu_causal: Number | None = None
+    eval_s: Number | None = None
+    """Seconds of validation since the process began."""
+    save_s: Number | None = None
+    """Seconds that training paused for checkpoints."""
+    report_s: Number | None = None
+    """Seconds of writing the report."""
+    watch: Watch | None = None
+
+
+@record
+class SkippedLine:
+    """A step with numbers that were not finite, which changed no weight."""
+
+    step: Whole
+    tokens: Whole
+    skipped: Whole
+    """Of them so far, without overflows of fp16."""
+
+
+@record
+class Scored:
+    """The model was scored on held-out text."""
+
+    step: Whole
+    tokens: Whole
+    val_rows: Whole
+    epochs: dict[str, Number] = field(default_factory=dict)
+    """How often the training rows of each source had been read."""
+
+
+@record
+class ValidationLine(Scored):
+    """On the first rows of it."""
+
+    val_loss: Number
+    """In nats per token."""
+    val_bpb: Number
+    """In bits per byte."""
+    val_bpb_by_source: dict[str, Number] = field(default_factory=dict)
+
+
+@record
+class FullValidationLine(Scored):
+    """On all of it, at the end of a run."""
+
+    full_val_loss: Number
+    full_val_bpb: Number
+    full_val_bpb_by_source: dict[str, Number] = field(default_factory=dict)
+
+
+@record
+class Start:
+    """A process that began to train."""
+
+    time: Time
+    command: str
+    device: str
+    world_size: Count
+    """Ranks."""
+    data_dir: str
+    eval_tokens: Whole | None = None
+    init_from: str | None = None
+    """The weights that it began from."""
+    last_step: Whole | None = None
+    """The step that the process before came to, and when: its lines may be gone."""
+    last_time: Time | None = None
+
+
+@record
+class StartLine:
+    start: Start
+
+
+METRICS = StepLine | ValidationLine | FullValidationLine | SkippedLine | StartLine
+
+
+@record
+class Stamp:
+    """Any of these lines, of this version or another: what decides whether it stays at a resume."""
+
+    step: Whole
+    loss: Any = None
+    val_bpb: Any = None
+    full_val_bpb: Any = None
+    time: Time | None = None
+
+
+# ---------------------------------------------------------------------------- others in RUN_DIR
+
+
+@record
+class SampleLine:
+    """samples.jsonl: what the model wrote at a validation."""
+
+    step: Whole
+    tokens: Whole
+    prompt: str
+    text: str
+    """With the prompt."""
+
+
+@record
+class Status:
+    """status.json: whether a run goes on, or how it ended."""
+
+    state: str
+    """running, done, preempted, failed or profiled."""
+    step: Whole | None = None
+    error: str | None = None
+    exit_code: int | None = None
+    from_step: Whole | None = None
+    """That it began after; while it is running."""
+    process: Whole | None = None
+    """Its number; while it is running."""
