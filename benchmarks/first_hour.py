@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import config
 from machinery import disk
 
-NEEDED = "torch numpy pyarrow pytest safetensors tiktoken tokenizers tqdm tyro xdist".split()
+NEEDED = "numpy pyarrow safetensors tiktoken tokenizers torch tqdm tyro xdist zstandard".split()
 ROOM_FOR_ALL = 70e9  # bytes of a GPU; with less, nothing on it runs at the same time
 RESERVE_S = 15  # of all the time: to end a part, and for what it then reports
 SECONDS = "SECONDS"

@@ -109,6 +109,17 @@ def test_what_is_wrong_is_said_before_anything_runs(words, named, tmp_path, monk
     assert re.fullmatch(f"error: .*{named}.*\n", capsys.readouterr().err)
 
 
+def test_what_the_programs_import_is_asked_for_first():
+    """A machine without a .venv may lack any package of requirements.txt."""
+    code = "import sys, prepare_data, train, eval; print(*sys.modules)"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, check=True)
+    loaded = set(done.stdout.decode().split())
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    required = {re.split("[=<>]", line)[0] for line in lines if line[:1].isalpha()}
+    assert {"torch", "zstandard"} <= required & loaded <= set(first_hour.NEEDED)
+
+
 class Parsed(Exception):
     """In place of what a program does with its options."""
 
