@@ -2,8 +2,8 @@
 
 `open_run` goes from the command line to a `Run`: the data, the plan, the folder, the model, its
 checkpoints, the compiled step. `Run` holds these parts, `Progress` its counters. machinery/ does
-the work; what is optional (stores/, instruments/, hf/) is imported only if it was asked for. Next:
-config.py, the options.
+the work; stores/ and hf/ are imported only if an option asks for them, instruments/ if it is there.
+Next: config.py, the options.
 """
 
 import gc
@@ -33,7 +33,9 @@ class Progress:
 
     step: int = 0  # optimizer steps taken
     best_bpb: float = math.inf
-    skipped: int = 0  # steps with non-finite numbers, which changed no weights
+    skipped: int = (
+        0  # steps with non-finite numbers, which changed no weights; not fp16's overflows
+    )
     scale: float = optim.FIRST_SCALE  # the loss scale of fp16 (optim.next_scale)
     good_steps: int = 0  # steps without overflow since the scale changed
     resumed_at: int = 0
@@ -57,20 +59,20 @@ class Run:
     progress: Progress
     signals: ranks.Signals
     model: torch.nn.Module  # saved and sampled from
-    step_model: torch.nn.Module  # the same weights, compiled
-    val_model: torch.nn.Module  # the same weights, compiled only on a GPU
+    step_model: torch.nn.Module  # the same weights, compiled unless plan.compile is off
+    val_model: torch.nn.Module  # step_model on a GPU, else model
     optimizers: list[torch.optim.Optimizer]
     checkpoints: checkpoint.Checkpointer
     loader: data.RowLoader
     meter: flops.Meter
     token_bytes: torch.Tensor  # (V,): bytes of text per token id
-    report: ModuleType | None  # which writes report.html; None without instruments/
+    report: ModuleType | None  # writes report.html; the first rank's, if instruments/ is there
 
 
 @contextmanager
 def open_run(argv: list[str]) -> Iterator[Run | None]:
     """The run that a command line asks for, ready for its next step; None if there is nothing to
-    do: --plan was printed, or every step was taken before."""
+    do: --plan was printed, or the run is finished."""
     typed = cli.parse("train.py", "train", argv)
     world = ranks.start(typed.run.device, typed.train.dtype)
     foreign, preset = begin_from(typed)
@@ -92,7 +94,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     progress = Progress()
     with (
         folders.lock_run(preset, manifest, world),
-        open_mirror(preset.run, log) as mirror,  # its lease is given back after all else
+        open_mirror(preset.run, log) as mirror,  # its lease is given back last, but for the lock
         log.outcome(progress),  # status.json gets what the next line explains
         build.explain_errors(argv, world, progress),
         ExitStack() as stack,
@@ -101,7 +103,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log, mirror)
-        stack.push(checkpoints.leave)  # a save in flight ends first
+        stack.push(checkpoints.leave)  # at the exit: a save in flight ends
         trainer = build.load(checkpoints, model, optimizers, preset, manifest, foreign)
         if trainer:
             plan = resume(trainer, preset, plan, log, progress)
@@ -114,7 +116,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
             yield None
             return
         signals = ranks.Signals()
-        # The plan changes if a micro-batch does not fit in memory: it is made smaller.
+        # The plan may change: a smaller micro-batch if memory runs out, eager if compiling fails.
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, order, plan, world, progress.step)
         stack.callback(loader.close)
@@ -173,7 +175,7 @@ def open_mirror(options: cfg.RunConfig, log: Log):
 
 
 def find_report() -> ModuleType | None:
-    """The instrument that draws the run, unless it was deleted."""
+    """instruments/pages/report.py; None if it cannot be imported: instruments/ may be deleted."""
     try:
         from instruments.pages import report
     except ImportError:

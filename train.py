@@ -6,10 +6,10 @@ order of summation is not fixed).
 
 Read `take_steps` first: it is the optimization loop. `train` logs, saves and evaluates around it;
 `finish` ends the run. `Run` (session.py) holds the parts, which are built there, and the counters;
-`Step` has the numbers of one step. A rank is one process, with one GPU of its own; in data parallel
-(ddp) each has a whole model and rows of its own, with FSDP each keeps a share of every weight as
-well. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions. Next:
-tokenizer.py, where the ids come from.
+`Step` has the numbers of one step. A rank is one process, with a GPU of its own if there are any;
+in data parallel (ddp) each has a whole model and rows of its own, with FSDP each keeps a share of
+every weight as well. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions.
+Next: tokenizer.py, where the ids come from.
 """
 
 import math
@@ -66,7 +66,7 @@ class Step:
 def main(argv: list[str]) -> int:
     """Open the run, take its steps, finish it."""
     with session.open_run(argv) as run:
-        if run is None:  # --plan was printed, or every step was taken before
+        if run is None:  # --plan was printed, or the run is finished
             return 0
         run.log.begin(run.progress.step, eval_is_due(run), logs.start_of(argv, run))
         if run.preset.run.profile:
@@ -117,7 +117,7 @@ def take_steps(run: Run) -> Iterator[Step]:
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
             part = nats.sum() / plan.tokens_per_step  # what these rows add to the step's loss
             (part * scale).backward()  # adds to the gradients of the micro-batches before
-            # For the loss and bits per byte: nats, targets that count, nats and bytes of text.
+            # For the loss: nats, counted (targets). For bits per byte: text_nats, bytes.
             for name, row_sums in sums_of(nats.detach(), targets, run.token_bytes).items():
                 sums[name] += row_sums.sum()
             # Your own number: sums["yours"] += ... is added up over the ranks, logged and printed.
@@ -137,6 +137,8 @@ def take_steps(run: Run) -> Iterator[Step]:
         factor /= scale
         measured = [totals.pop(name) for name in ("nats", "counted", "text_nats", "bytes")]
         loss, bpb = loss_and_bpb(*measured)
+        if is_fp16:
+            totals["scale"] = scale
         step = Step(
             number=progress.step + 1,
             lr=lr,
@@ -144,10 +146,9 @@ def take_steps(run: Run) -> Iterator[Step]:
             bpb=bpb,
             norm=norm * factor,
             scale=scale,
-            more=totals,  # what is left: yours
+            more=totals,  # what is left: yours, and the loss scale
         )
         if is_fp16:
-            step.more["scale"] = scale
             after = optim.next_scale(scale, progress.good_steps, step.overflow)
             progress.scale, progress.good_steps = after
         if not step.bad:
@@ -164,9 +165,9 @@ def take_steps(run: Run) -> Iterator[Step]:
 
 
 def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> tuple[dict[str, float], float]:
-    """Sum a step's numbers over the ranks; `norm` is the same on all of them already. Set
-    progress.stop and progress.save_now if one rank was asked to stop, or the first is to save. It
-    takes one all-reduce and one copy to the host."""
+    """The sums of a step over the ranks, by name, and `norm`, which is the same on all of them
+    already, as numbers. It sets progress.stop (the signal that a rank has received, or 0) and
+    progress.save_now (whether the first rank is to save). One all-reduce, one copy to the host."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
@@ -245,7 +246,7 @@ def is_due(step: int, every: int) -> bool:
 
 
 def save_is_due(run: Run) -> bool:
-    """Every save_every and keep_every steps, when save_minutes have passed (`agree` finds out),
+    """Whether to save now: every save_every and keep_every steps, after save_minutes (see `agree`),
     after the last step, and at the plan's keep_step, the last before the learning rate falls: a
     longer run can begin from there."""
     step = run.progress.step
@@ -255,7 +256,8 @@ def save_is_due(run: Run) -> bool:
 
 
 def eval_is_due(run: Run) -> bool:
-    """At the start too: a validation that fails should fail in the first minute."""
+    """Whether to validate now: every eval_every steps, at the end, and at the start, since a
+    validation that fails should fail in the first minute."""
     step = run.progress.step
     return step in (0, run.plan.steps) or is_due(step, run.preset.run.eval_every)
 
@@ -300,7 +302,7 @@ def evaluate(run: Run) -> None:
     if is_best and step:
         if progress.saved_step != step:
             save(run)
-        run.checkpoints.mark_best(step)  # once it is saved
+        run.checkpoints.mark_best(step)  # when its save has ended
     with run.meter.paused("report"):
         run.log.print(write_report(run, sample=True))
 
@@ -334,7 +336,8 @@ def save(run: Run, wait: bool = False) -> None:
 
 
 def finish(run: Run) -> int:
-    """The last checkpoint, the full validation, the report. Returns the exit code."""
+    """The last checkpoint and the report; after the last step, the full validation as well. Returns
+    the exit code: 0, or 128 + the signal that ended the run."""
     log = run.log
     step = run.progress.step
     stop = run.progress.stop

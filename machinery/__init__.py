@@ -4,6 +4,7 @@ errors      every exit code, in one table
 cli         a command line becomes a preset; a mistake becomes one sentence
 output      what is printed is printable; what is recorded has no secret of a URL
 disk        a file is complete or absent; no name or link leads out of its folder
+formats     what a JSON file holds, and the one check of what is read
 shards      rows on disk: each is checked against its checksum whenever it is read
 ranks       device and dtype are chosen; ranks connect, and answer each other, in bounded time
 plan        every decision that the program takes is printed before the first step

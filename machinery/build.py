@@ -2,7 +2,7 @@
 
 A trial step shows whether torch.compile works and memory suffices; if not, and nothing is sharded,
 it runs eagerly or in smaller micro-batches, and the log says so. Loader and meter are made here.
-Next: train.py, which calls these functions from top to bottom.
+Next: session.py, which calls these functions from top to bottom.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """What the programs write as JSON for programs to read: a dataclass for each file and kind of line.
 
 A file may be of another version, damaged, or a stranger's. So `checked` compares every field with
-its type and names the one that does not fit, and nothing else looks at types. A field that is
-missing takes its default; one that the class does not have is left out. docs/disk.md lists all
-fields. Next: disk.py, which opens the files.
+its type and names the one that does not fit. A field that is missing takes its default; one that
+the class does not have is left out, but refused in a GPTConfig. docs/disk.md lists the fields.
+Next: disk.py, which opens the files.
 """
 
 import math
@@ -21,11 +21,12 @@ from machinery import disk
 from machinery.errors import DataError
 from machinery.output import say
 
+# A number with its least and its most, or a text with its pattern, as `checked` reads them.
 Whole = Annotated[int, 0, LARGEST]
 Number = Annotated[float, -LARGEST, LARGEST]  # no NaN, nothing infinite
 Positive = Annotated[float, 1e-9, LARGEST]
 Time = Annotated[float, 0, 2.5e11]  # seconds since 1970; a year of four digits
-Text = Annotated[str, "(?s).{0,4096}"]  # and the pattern that it matches
+Text = Annotated[str, "(?s).{0,4096}"]  # (?s): of several lines, too
 Line = Annotated[str, r"[^\0-\x1f\x7f-\x9f]{0,4096}"]  # without control characters
 Sha256 = Annotated[str, "[0-9a-f]{64}"]
 record = dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,12 @@ EXPORT_FORMAT = 5
 
 
 class Misfit(Exception):
-    """The place in the tree, as ".splits.train[3]", and what is wrong there: "is -1"."""
+    """args: the place in the tree (".splits.train[3]"), and what is wrong there ("is -1")."""
 
 
 def checked(kind: Any, value: Any, where: object) -> Any:
-    """`value`, as json.loads returns it, as `kind`; DataError with the field, if it does not fit.
+    """`value`, which json.loads has returned, as `kind`: its dataclasses are built. DataError names
+    the field that does not fit.
 
     kind: a dataclass; list[X], tuple[X, ...] or dict[str, X]; a Literal; X | Y; a number with its
     least and its most, as in Annotated[int, 0, 9]; a text with its pattern, as in
@@ -73,7 +75,8 @@ def checker(kind: Any) -> Callable[[Any], Any]:
     if origin in (Union, UnionType):
         return partial(first_that_fits, [*map(checker, args)])
     if origin is Annotated:
-        return partial(matching if args[0] is str else within, checker(args[0]), *args[1:])
+        check = matching if args[0] is str else within
+        return partial(check, checker(args[0]), *args[1:])
     if origin is Literal:
         wanted = " or ".join(map(str, args))
         return lambda value: fitting(value, value in args, wanted)
@@ -90,12 +93,14 @@ def inside(place: str, check: Callable, value: Any) -> Any:
 
 
 def fitting(value: Any, fits: object, wanted: str) -> Any:
+    """`value` if it `fits`, else Misfit: it is not what was `wanted`."""
     if not fits:
         raise Misfit("", f"is {value!r:.80}, not {wanted}")
     return value
 
 
 def plain(kind: Any, value: Any) -> Any:
+    """`value` if it is of this type; a float may be written as 1."""
     is_int = kind is float and type(value) is int
     return fitting(value, type(value) is kind or kind is Any or is_int, kind.__name__)
 
@@ -154,8 +159,8 @@ def read(path: str | Path, kind: type) -> Any:
 
 
 def tree_of(value: Any) -> Any:
-    """A dataclass as JSON has it, without what is None, or NaN or infinite, which JSON does not
-    have."""
+    """A dataclass as a tree for json.dumps. What is None is left out, and what is NaN or infinite,
+    which JSON cannot hold."""
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
@@ -176,8 +181,9 @@ def read_lines(path: Path, kind: Any) -> list[Any]:
 
 
 def lines_in(path: Path, kind: Any) -> list[tuple[bytes, Any]]:
-    """`read_lines`, each beside the line itself. Those that do not fit are counted and left out: a
-    kill may have cut one short, a disk may have damaged one."""
+    """(the line, the line as `kind`) for each of a .jsonl file; [] if there is none, or with a
+    warning if it cannot be read. Lines that do not fit are left out, with a warning that counts
+    them: a kill may have cut one short, a disk may have damaged one."""
     try:
         lines = disk.read_bytes(path, 1 << 30).splitlines()
     except FileNotFoundError:
@@ -208,11 +214,11 @@ class Shard:
     max: Whole
     """The largest."""
     file: str
-    """Of the rows, within DATA_DIR."""
+    """The file of the rows, within DATA_DIR."""
     bytes: Whole
     sha256: Sha256
     crc32_file: str
-    """Of a checksum per row."""
+    """The file of a checksum for each row."""
     crc32_bytes: Whole
     crc32_sha256: Sha256
 
@@ -264,7 +270,7 @@ class SourceFacts:
     spec: str = ""
     """As given to --source, without a password."""
     units: Whole = 0
-    """That were prepared."""
+    """How many were prepared."""
     units_in_source: Whole = 0
     documents: Whole = 0
     files: Whole | dict[str, Whole] | None = None
@@ -291,7 +297,7 @@ class ManifestFile:
     splits: dict[str, dict[str, Split]]
     """train and val, by source."""
     fingerprint: str
-    """sha256 of all but itself and `made`: data with another one is other data."""
+    """sha256 of all but itself and `made`: it changes whenever the data do."""
     prepared_from: str = ""
     """A hash of the options and the text."""
     options: str = ""
@@ -302,7 +308,7 @@ class ManifestFile:
     """How documents were packed."""
     val_fraction: Number = 0
     notes: dict[str, Whole] = field(default_factory=dict)
-    """How often what was found in the text."""
+    """What was odd in the text, and how often."""
     made: dict[str, str] = field(default_factory=dict)
     """When, and by which commit."""
 
@@ -313,11 +319,13 @@ class ManifestFile:
                     raise ValueError(f"splits.{split} has no {source.name!r}")
 
 
-# --------------------------------------------------------------- DATA_DIR/.units/*/SOURCE_00.json
+# ------------------------------------------------------------ DATA_DIR/.units/*/SOURCE_00000.json
 
 
 @record
 class UnitSplit(Split):
+    """The training or the validation part of a unit."""
+
     leftover: list[list[Whole]] = field(default_factory=list)
     """Ids that fill no row."""
 
@@ -358,13 +366,14 @@ class FileList:
 
 @record
 class Origin:
-    """What weights say of their making."""
+    """Where weights come from: recorded by a checkpoint and by an export."""
 
     step: Whole
     tokens: Whole
     """Trained on; `step` determines it."""
     identity: dict[str, Any]
-    """The options and hashes that decide the numbers of a run (folders.identity)."""
+    """What decides the numbers of a run: its options for model and training, data_fingerprint,
+    tokenizer_sha256, the revisions of its sources (folders.identity)."""
     model: GPTConfig
     data_dir: Text | None = None
     """As typed: it may be a URL, without its password."""
@@ -384,13 +393,13 @@ class Trainer(Origin):
     """trainer.json: what a checkpoint holds beside its tensors."""
 
     world_size: Count = 1
-    """Ranks."""
+    """Ranks of the run that saved it."""
     micro_batch: Count = 1
-    """Rows."""
+    """Rows of a forward pass on one rank."""
     skipped: Whole = 0
-    """Steps with numbers that were not finite."""
+    """Steps with numbers that were not finite, without overflows of fp16."""
     eval_tokens: Whole = 0
-    """On which best_bpb was measured."""
+    """The option --eval_tokens with which best_bpb was measured."""
     best_bpb: float = math.inf
     dtype: str = ""
     """Of the computation."""
@@ -452,9 +461,9 @@ class StepLine:
     step_s: Number
     """Seconds that it took."""
     tokens_per_s: Positive
-    """On all ranks; this and the next ones: the median of the last 50 steps."""
+    """On all ranks. This and tflops, dt_ms and mfu: by the median of the last 50 steps."""
     data_wait_ms: Number
-    """Waiting for data; a mean."""
+    """Waiting for data: the mean of these steps."""
     tflops_full: Number
     """TFLOP/s of a device, with the whole attention matrix."""
     tflops_causal: Number
@@ -534,6 +543,8 @@ class Start:
 
 @record
 class StartLine:
+    """A process began to train."""
+
     start: Start
 
 
@@ -542,7 +553,8 @@ METRICS = StepLine | ValidationLine | FullValidationLine | SkippedLine | StartLi
 
 @record
 class Stamp:
-    """Any of these lines, of this version or another: what decides whether it stays at a resume."""
+    """Any of these lines but a StartLine, and a SampleLine, of any version: what decides whether it
+    stays when a run resumes."""
 
     step: Whole
     loss: Any = None

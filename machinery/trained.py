@@ -1,8 +1,9 @@
 """Loads a trained model that one word names: a preset, a run, a checkpoint or an export.
 
 Reads RUN_DIR's newest valid checkpoint, or the folder that is named, and its tokenizer.json; the
-data folder for held-out text, or if neither has the tokenizer. eval.py and export.py pass in what
-reads exports and stock models (hf/imported.py). A URL is opened only if typed. Next: checkpoint.py.
+data folder for held-out text, and for the tokenizer if neither the model's folder nor its run's has
+it. eval.py passes in what reads exports and stock models (hf/imported.py). A URL is opened only if
+typed. Next: checkpoint.py.
 """
 
 import os
@@ -151,7 +152,7 @@ class Trained:
 
 def load_model(config: EvalConfig, read_export: Callable | None = None) -> Trained:
     """The model that the options name. NonFiniteError if a weight is NaN or infinite. read_export:
-    hf.imported.load."""
+    hf.imported.load, needed only for an export or a stock model."""
     device = ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan for each length of the KV cache
@@ -179,7 +180,7 @@ def find_checkpoint(config: EvalConfig) -> Path:
         runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
         names = ", ".join(map(str, checkpoint.checkpoints(root) or [p.parent for p in runs]))
         remedy = f"there are {names}" if names else f"train one first: python train.py {name}"
-        raise UsageError(f"there is no checkpoint in {(path or root).absolute()}; {remedy}")
+        raise UsageError(f"there is no checkpoint at {(path or root).absolute()}; {remedy}")
     return path
 
 

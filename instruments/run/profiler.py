@@ -30,7 +30,7 @@ def table(profile: torch.profiler.profile, on_gpu: bool) -> str:
 
 def run(run, steps: Iterator, log_step: Callable) -> int:
     """`train.py --profile`: take a few of the `steps`, log them, print the table. Returns the exit
-    code. run, and what steps yields, are train.py's."""
+    code. run: session.Run; steps: of train.Step."""
     world = run.world
     log = run.log
     own = f"/rank_{world.rank}" if world.world_size > 1 else ""

@@ -211,7 +211,7 @@ def test_all_programs_take_any_depth(monkeypatch):
     assert (prepared[0].vocab_size, prepared[0].row_len) == (32_768, 2049)
     assert prepared[0].tokens == "2.52B"
     assert trained.find_model("d16") == dict(run_dir="runs/d16")  # eval.py and export.py
-    with pytest.raises(UsageError, match=r"no checkpoint in /.*runs/d17.*train.py d17"):
+    with pytest.raises(UsageError, match=r"no checkpoint at /.*runs/d17.*train.py d17"):
         trained.load_model(trained.EvalConfig(**trained.find_model("d17")), None)
 
 
