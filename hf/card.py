@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hf import template
 from machinery import disk
-from machinery.formats import METRICS, Export, FullValidationLine, ValidationLine, read_lines
+from machinery.formats import METRICS, Export, FullValidationLine, Scored, read_lines
 from machinery.shards import Manifest
 from machinery.trained import Trained
 from model import GPT
@@ -34,11 +34,9 @@ def validation_of(loaded: Trained) -> tuple[float | None, int | None]:
     None: not known."""
     found = {}  # rows -> bits per byte
     for line in read_lines(loaded.run_dir / "metrics.jsonl", METRICS):
-        if getattr(line, "step", None) == loaded.origin.step:
-            if isinstance(line, FullValidationLine):
-                found[line.val_rows] = line.full_val_bpb
-            elif isinstance(line, ValidationLine):
-                found[line.val_rows] = line.val_bpb
+        if isinstance(line, Scored) and line.step == loaded.origin.step and line.val_rows:
+            is_full = isinstance(line, FullValidationLine)
+            found[line.val_rows] = line.full_val_bpb if is_full else line.val_bpb
     rows = max(found, default=None)
     return found.get(rows), rows
 

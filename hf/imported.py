@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 import config as cfg
-from config import LARGEST, GPTConfig, Size, UsageError
+from config import GPTConfig, Size, UsageError
 from hf import mapping, parity, tokenizer_json
 from machinery import disk, folders, formats
 from machinery.errors import DataError, reason_of
@@ -51,16 +51,15 @@ HARMLESS = set(
 
 
 Word = Annotated[str, "[A-Za-z_][A-Za-z0-9_]{0,63}"]
-Above0 = Annotated[float, 1e-30, LARGEST]
 GIVEN = {
     Size: """
     head_dim hidden_size intermediate_size max_position_embeddings no_rope_layer_interval
     num_attention_heads num_hidden_layers num_key_value_heads sliding_window vocab_size""",
-    Above0: "partial_rotary_factor rms_norm_eps rope_theta",
+    formats.Positive: "partial_rotary_factor rms_norm_eps rope_theta",
     bool: "attention_bias mlp_bias tie_word_embeddings use_sliding_window",
     Word: "hidden_act",
     list[int | Word]: "layer_types no_rope_layers",
-    dict[str, Above0 | Word | None]: "rope_parameters rope_scaling",
+    dict[Word, formats.Positive | Word | None]: "rope_parameters rope_scaling",
 }
 """The type of a value -> the keys of config.json that transformers is given."""
 
@@ -157,7 +156,7 @@ class ForeignModel:
         is_whole = rope.get("partial_rotary_factor") in (None, 1)
         is_number = isinstance(rope["rope_theta"], int | float)
         is_plain = rope["rope_type"] == "default" and is_whole and is_number
-        self.need(is_plain, f"its RoPE is {rope}")
+        self.need(is_plain, f"its RoPE is {reprlib.repr(rope)}")
         self.need(c.hidden_act == "silu", f"its activation is {c.hidden_act}, not silu")
         layers = set(getattr(c, "layer_types", None) or [])
         self.need(layers <= {"full_attention", "sliding_attention"}, f"it has layers of {layers}")

@@ -8,6 +8,7 @@ Next: disk.py, which opens the files.
 
 import math
 import re
+import reprlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -26,8 +27,8 @@ Whole = Annotated[int, 0, LARGEST]
 Number = Annotated[float, -LARGEST, LARGEST]  # no NaN, nothing infinite
 Positive = Annotated[float, 1e-9, LARGEST]
 Time = Annotated[float, 0, 2.5e11]  # seconds since 1970; a year of four digits
-Text = Annotated[str, "(?s).{0,4096}"]  # (?s): of several lines, too
-Line = Annotated[str, r"[^\0-\x1f\x7f-\x9f]{0,4096}"]  # without control characters
+# One line: no control characters, nothing that turns the direction, no lone surrogates.
+Line = Annotated[str, r"[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]{0,4096}"]
 Sha256 = Annotated[str, "[0-9a-f]{64}"]
 record = dataclass(frozen=True, kw_only=True)
 # Versions of folders; each goes up when older ones can no longer be read.
@@ -54,7 +55,7 @@ def checked(kind: Any, value: Any, where: object) -> Any:
         return checker(kind)(value)
     except Misfit as error:
         place, what = error.args
-        raise DataError(f"{where}: {place.lstrip('.')} {what}") from None
+        raise DataError(f"{where}: {f'{place} {what}'.lstrip('. ')}") from None
 
 
 @cache
@@ -66,8 +67,9 @@ def checker(kind: Any) -> Callable[[Any], Any]:
     if is_dataclass(kind):
         return object_checker(kind)
     if origin is dict:
-        one = checker(args[1])
-        return lambda value: {k: inside(f".{k}", one, x) for k, x in plain(dict, value).items()}
+        name, one = map(checker, args)
+        items = lambda value: plain(dict, value).items()
+        return lambda value: {name(k): inside(f".{k}", one, x) for k, x in items(value)}
     if origin in (list, tuple):
         one = checker(args[0])
         items = lambda value: enumerate(plain(list, value))
@@ -95,7 +97,7 @@ def inside(place: str, check: Callable, value: Any) -> Any:
 def fitting(value: Any, fits: object, wanted: str) -> Any:
     """`value` if it `fits`, else Misfit: it is not what was `wanted`."""
     if not fits:
-        raise Misfit("", f"is {value!r:.80}, not {wanted}")
+        raise Misfit("", f"is {reprlib.repr(value)}, not {wanted}")
     return value
 
 
@@ -108,7 +110,7 @@ def plain(kind: Any, value: Any) -> Any:
 def within(check: Callable, least: float, most: float, value: Any) -> Any:
     check(value)
     if not least <= value <= most:
-        raise Misfit("", f"is {value!r:.80}, not from {least} to {most}")
+        raise Misfit("", f"is {reprlib.repr(value)}, not from {least} to {most}")
     return value
 
 
@@ -124,7 +126,8 @@ def first_that_fits(checks: list[Callable], value: Any) -> Any:
             return check(value)
         except Misfit as error:
             problems.append(error)
-    raise problems[0]
+    # Of several reasons, one that is not "is missing": it is of the kind that was meant.
+    raise max(problems, key=lambda problem: problem.args[1] != "is missing")
 
 
 def object_checker(kind: type) -> Callable[[Any], Any]:
@@ -164,8 +167,8 @@ def tree_of(value: Any) -> Any:
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
-        absent = (None, math.inf, -math.inf)
-        return {key: tree_of(x) for key, x in value.items() if x not in absent and x == x}
+        absent = lambda x: x is None or isinstance(x, float) and not math.isfinite(x)
+        return {key: tree_of(x) for key, x in value.items() if not absent(x)}
     return [*map(tree_of, value)] if isinstance(value, list | tuple) else value
 
 
@@ -213,11 +216,11 @@ class Shard:
     """The smallest token in it."""
     max: Whole
     """The largest."""
-    file: str
+    file: Line
     """The file of the rows, within DATA_DIR."""
     bytes: Whole
     sha256: Sha256
-    crc32_file: str
+    crc32_file: Line
     """The file of a checksum for each row."""
     crc32_bytes: Whole
     crc32_sha256: Sha256
@@ -352,7 +355,7 @@ class FileList:
     """MANIFEST.json of a checkpoint: without it, this is no checkpoint."""
 
     format: Literal[CHECKPOINT_FORMAT]
-    files: dict[str, Sha256]
+    files: dict[Line, Sha256]
     """The sha256 of each."""
     copy: str | None = None
     """In a mirror: the folder of these files."""
@@ -375,7 +378,7 @@ class Origin:
     """What decides the numbers of a run: its options for model and training, data_fingerprint,
     tokenizer_sha256, the revisions of its sources (folders.identity)."""
     model: GPTConfig
-    data_dir: Text | None = None
+    data_dir: Line | None = None
     """As typed: it may be a URL, without its password."""
 
     @property
@@ -416,7 +419,7 @@ class Export(Origin):
     format: Literal[EXPORT_FORMAT]
     class_name: str
     """Of transformers, without ForCausalLM."""
-    files: dict[str, Sha256]
+    files: dict[Line, Sha256]
     """The sha256 of every other file."""
     checkpoint_sha256: Sha256 | None = None
     """Of the MANIFEST.json of the checkpoint."""
@@ -498,7 +501,8 @@ class Scored:
 
     step: Whole
     tokens: Whole
-    val_rows: Whole
+    val_rows: Whole = 0
+    """On which; 0: not known, in older folders."""
     epochs: dict[str, Number] = field(default_factory=dict)
     """How often the training rows of each source had been read."""
 

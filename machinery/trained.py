@@ -131,7 +131,7 @@ class Trained:
         if own:
             same = own.same_ids(Tokenizer.load(manifest.tokenizer_file()))
         else:
-            same = self.origin.tokenizer_sha256 in (None, manifest.tokenizer_sha256)
+            same = self.origin.tokenizer_sha256 == manifest.tokenizer_sha256
         if not same:
             raise UsageError(
                 f"{manifest.dir} has a different tokenizer from that of {self.path}; give the "

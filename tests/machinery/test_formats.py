@@ -156,6 +156,40 @@ def test_a_name_that_is_none_does_not_fill_the_screen():
     assert len(str(error.value)) < 300
 
 
+def test_a_value_at_any_depth_is_one_sentence():
+    """json.loads may have come close to the limit of recursion."""
+    for depth in range(800, 1000):
+        content = b'{"step": %s}' % (b"[" * depth + b"]" * depth)
+        with pytest.raises(DataError) as error:
+            formats.parse(content, formats.METRICS, "a.json")
+        assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\u202e", "\ud800"])
+def test_a_name_is_one_line(name):
+    tree = dict(format=3, files=FILES | {name: "0a" * 32})
+    with pytest.raises(DataError, match="files is"):
+        checked(formats.FileList, tree, "a.json")
+
+
+def test_of_several_kinds_the_reason_is_that_of_the_one_that_was_meant():
+    with pytest.raises(DataError, match="step is '3'"):
+        checked(formats.ValidationLine | formats.Stamp, dict(step="3"), "a.json")
+    with pytest.raises(DataError, match="val_bpb is 'x'"):
+        line = dict(step=1, tokens=1, val_loss=1.0, val_bpb="x")
+        checked(formats.METRICS, line, "a.json")
+
+
+def test_validations_before_val_rows_are_read():
+    line = dict(step=1, tokens=2, val_loss=3.0, val_bpb=1.0, epochs={"a": 0.1})
+    assert checked(formats.METRICS, line, "a.json").val_rows == 0
+
+
+def test_what_json_lacks_is_left_out():
+    tree = dict(a=math.nan, b=-math.inf, c=None, d=[1.5], e=0)
+    assert tree_of(tree) == dict(d=[1.5], e=0)
+
+
 # ------------------------------------------------------------------------------------ docs/disk.md
 def rows_of(kind) -> list[list[str]]:
     """Each field as it is written, and what stands below it."""

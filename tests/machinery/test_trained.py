@@ -98,6 +98,11 @@ def test_a_copy_of_data_fetched_before_is_used(own_run, small_data, tmp_path, mo
     refused(DataError, lambda: loss(own_run))
 
 
+def test_a_record_that_names_no_tokenizer_goes_with_no_data(own_run):
+    forge(own_run, lambda tree: tree["identity"].pop("tokenizer_sha256"))
+    assert "different tokenizer" in refused(UsageError, lambda: loss(own_run))
+
+
 def test_a_url_that_was_typed_is_fetched(own_run, small_data, monkeypatch):
     asked = []
     monkeypatch.setattr(stage, "copy", lambda *a: asked.append(a) or str(small_data))
