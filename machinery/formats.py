@@ -27,8 +27,11 @@ Whole = Annotated[int, 0, LARGEST]
 Number = Annotated[float, -LARGEST, LARGEST]  # no NaN, nothing infinite
 Positive = Annotated[float, 1e-9, LARGEST]
 Time = Annotated[float, 0, 2.5e11]  # seconds since 1970; a year of four digits
-# One line: no control characters, nothing that turns the direction, no lone surrogates.
-Line = Annotated[str, r"[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]{0,4096}"]
+# One line: no control characters, nothing that turns the direction. Of lone surrogates only those
+# that stand for a byte in the name of a folder that is not UTF-8.
+Line = Annotated[
+    str, r"[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]{0,4096}"
+]
 Sha256 = Annotated[str, "[0-9a-f]{64}"]
 record = dataclass(frozen=True, kw_only=True)
 # Versions of folders; each goes up when older ones can no longer be read.

@@ -9,6 +9,7 @@ import copy
 import inspect
 import json
 import math
+import os
 import re
 import sys
 from dataclasses import MISSING, fields, is_dataclass
@@ -170,6 +171,11 @@ def test_a_name_is_one_line(name):
     tree = dict(format=3, files=FILES | {name: "0a" * 32})
     with pytest.raises(DataError, match="files is"):
         checked(formats.FileList, tree, "a.json")
+
+
+def test_a_folder_whose_name_is_not_utf8_can_be_named():
+    name = os.fsdecode(b"caf\xe9")
+    assert checked(formats.Line, name, "a.json") == name
 
 
 def test_of_several_kinds_the_reason_is_that_of_the_one_that_was_meant():
