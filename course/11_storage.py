@@ -164,7 +164,7 @@ damaged[128 + 514 * 1234] ^= 1
 (FOLDER / "shard_00.npy").write_bytes(damaged)
 lesson.holds((np.load(FOLDER / "shard_00.npy") != rows).sum() == 1, "np.load reads a flipped bit")
 now = sha256_of(FOLDER / "shard_00.npy")
-lesson.holds(now != shard["sha256"], "the sha256 in the manifest tells that a bit was flipped")
+lesson.holds(now != shard.sha256, "the sha256 in the manifest tells that a bit was flipped")
 for step in (1, 2):  # checkpoints in the format of the project, with one file each
     folder = FOLDER / f"checkpoints/step_{step:08d}"
     folder.mkdir(parents=True)

@@ -15,10 +15,8 @@
 import lesson  # first: it puts the project on the path
 import math
 import re
-import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +24,8 @@ from torch import Tensor
 
 import model as model_file
 from config import GPTConfig
-from hf import export
-from hf.parity import set_unit_weights
+from hf import mapping
+from hf.parity import open_model, set_unit_weights
 from model import GPT, Context, rms_norm
 
 H = 8  # query heads
@@ -214,12 +212,11 @@ ctx = Context(None, truth.cos[:T], truth.sin[:T], None, None)
 ours = attention(x[None], None, ctx)[0]
 lesson.holds((theirs - ours).abs().max() < 1e-5, "Megatron's attention by hand = ours, to 1e-5")
 if find_spec("transformers") and find_spec("safetensors"):
-    from transformers import AutoModelForCausalLM, logging
+    from transformers import LlamaConfig
 
-    logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder:
-        export.write_model(truth, Path(folder), {}, ends=0)
-        stock = AutoModelForCausalLM.from_pretrained(folder)
+    tree = LlamaConfig(**mapping.config_json(truth.config, "Llama"))
+    weights = mapping.to_huggingface(truth)
+    stock = open_model("Llama", None, config=tree, state_dict=weights)
     with torch.no_grad():
         far = (stock(ids).logits - truth(ids)).abs().max().item()
     print(f"{type(stock).__name__}: logits differ by {far:.1e}")
