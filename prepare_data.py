@@ -199,7 +199,7 @@ def total(by_source: dict[str, Split]) -> Counter:
     t = Counter()
     for part in by_source.values():
         t.update(documents=part.documents, bytes=part.bytes, tokens=part.tokens)
-        t.update({key: part.packing[key] for key in ("rows", "cuts", "dropped")})
+        t.update({key: part.packing.get(key, 0) for key in ("rows", "cuts", "dropped")})
     return t
 
 

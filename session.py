@@ -1,4 +1,4 @@
-"""Opens a run: everything that stands before the first step, and closes it however it ends.
+"""Opens a run, that is, does all that comes before its first step; closes it however it ends.
 
 `open_run` goes from the command line to a `Run`: the data, the plan, the folder, the model, its
 checkpoints, the compiled step. `Run` holds these parts, `Progress` its counters. machinery/ does

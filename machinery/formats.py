@@ -129,7 +129,7 @@ def first_that_fits(checks: list[Callable], value: Any) -> Any:
             return check(value)
         except Misfit as error:
             problems.append(error)
-    # Of several reasons, one that is not "is missing": it is of the kind that was meant.
+    # A reason other than "is missing" is of the kind that was meant.
     raise max(problems, key=lambda problem: problem.args[1] != "is missing")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from machinery import cli, disk, formats
-from machinery.errors import DataError
+from machinery.errors import DataError, reason_of
 from machinery.formats import Stamp, Start, StartLine, Status, StepLine
 from machinery.output import json_of, public, say
 
@@ -172,7 +172,7 @@ def write_report(run, sample: bool = False) -> str:
                 return run.report.update(run, run.progress.step)
         return f"report      {run.report.write(run.log.run_dir)}, and loss.png beside it"
     except Exception as error:
-        return f"report      none: {type(error).__name__}: {error}"
+        return f"report      none: {reason_of(error)}"
 
 
 def time_left_s(run, step: int) -> float:

@@ -161,8 +161,7 @@ def load_model(config: EvalConfig, read_export: Callable | None = None) -> Train
     else:
         loaded = read_checkpoint(config, device, dtype)
     checkpoint.check_finite(loaded.model.state_dict(), f"{loaded.path} cannot be used")
-    origin = loaded.origin
-    about = loaded.about or f"step {origin.step:,}, {origin.tokens:,} tokens"
+    about = loaded.about or f"step {loaded.origin.step:,}, {loaded.origin.tokens:,} tokens"
     say(f"{loaded.path}: {about}; computed in {dtype}")
     loaded.model.eval()
     return loaded

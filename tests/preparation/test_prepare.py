@@ -30,11 +30,13 @@ from data_helpers import (
     fingerprint,
     hashes,
     in_process,
+    manifest_of,
     pieces_of,
     prepare,
     prepare_tiny,
     prepared,
     write_jsonl,
+    write_manifest,
     write_parquet,
     write_texts,
 )
@@ -240,6 +242,16 @@ def command_of(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def test_a_manifest_that_does_not_say_how_rows_were_packed_is_read(own):
+    """It may be of another version: a field that is missing takes its default."""
+    tree = manifest_of(own)
+    for split in tree["splits"].values():
+        for part in split.values():
+            del part["packing"]
+    write_manifest(own, tree)
+    assert "cut 0.00% of them" in prepare_data.report(Manifest.load(own), {}, 0.0)
 
 
 def test_a_manifest_goes_before_its_data_changes(jsonl, own, monkeypatch):
