@@ -154,6 +154,11 @@ class DataConfig:
     """Of the files, if it is another one: gb18030, big5, cp1251, cp1252 (Windows), latin-1."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
+    digits: Annotated[int, 1, 3] = 2
+    """Most digits of a number in one token; 1 is what llama.cpp needs (docs/leave.md)."""
+    keep_marks: bool = False
+    """Keep vowel signs and other combining marks with their letters: fewer tokens for Hindi, Tamil,
+    Thai or vowelled Arabic. llama.cpp cannot read such a tokenizer."""
     dedup: Literal["none", "exact"] = "none"
     """exact: drop documents that are equal to an earlier one of their source. It takes a second
     pass over the text."""
@@ -363,6 +368,15 @@ def preset_of_depth(depth: int) -> Preset:
     return Preset(model, data, train, RunConfig(eval_tokens=2_097_152))
 
 
+def in_stock_shape(preset: Preset) -> Preset:
+    """The nearest model that other programs know, Qwen3's: SwiGLU, with as many weights as ReLU
+    squared has, no extras, no softcap; and a tokenizer with one digit per token (docs/leave.md)."""
+    hidden = 64 * round(preset.model.mlp_hidden / 96)  # three matrices instead of two
+    shape = dict(mlp="swiglu", mlp_hidden=hidden, extras=(), logit_softcap=0.0)
+    data = replace(preset.data, digits=1)
+    return replace(preset, model=replace(preset.model, **shape), data=data)
+
+
 _LLAMA = dict(
     mlp="swiglu", head_dim=64, qk_norm=False, embed_norm=False, tie_embeddings=True,
     logit_softcap=0.0, rope_theta=10_000.0,
@@ -421,20 +435,27 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# `tiny` learns to answer: it begins with the weights of runs/tiny, and has its tokenizer.
-_TINY = PRESETS["tiny"]
-PRESETS["tiny-chat"] = replace(
-    _TINY,
-    model=replace(_TINY.model, doc_mask=True),
-    data=DataConfig(("chats:stdlib",), tokenizer="runs/tiny/tokenizer.json"),
-    train=replace(_TINY.train, steps=320),
-    run=replace(_TINY.run, init_from="runs/tiny", eval_every=80),
-    prompts=("Who are you?", "Which arguments does join(a, b) take?", "What does open do?"),
-)
+PRESETS["tiny-stock"] = in_stock_shape(PRESETS["tiny"])
+# They learn to answer, with the weights and the tokenizer of runs/tiny and runs/tiny-stock.
+for _base in ("tiny", "tiny-stock"):
+    _preset = PRESETS[_base]
+    PRESETS[f"{_base}-chat"] = replace(
+        _preset,
+        model=replace(_preset.model, doc_mask=True),
+        data=DataConfig(("chats:stdlib",), tokenizer=f"runs/{_base}/tokenizer.json"),
+        train=replace(_preset.train, steps=320),
+        run=replace(_preset.run, init_from=f"runs/{_base}", eval_every=80),
+        prompts=("Who are you?", "Which arguments does join(a, b) take?", "What does open do?"),
+    )
 
 
 def find_preset(word: str) -> Preset | None:
-    """The preset of that name, or of that depth: "d16". None if there is none."""
+    """The preset of that name, or of that depth: "d16"; with "-stock" after it, in a shape that
+    other programs know. None if there is none."""
+    found = re.fullmatch("(.+)-stock", word)
+    if found:
+        preset = find_preset(found[1])
+        return in_stock_shape(preset) if preset else None
     depth = re.fullmatch("d([1-9][0-9]?)", word)
     return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
 

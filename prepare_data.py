@@ -103,7 +103,8 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
         say(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
         sample = worker.tokenizer_sample(job)
         on_terminal = sys.stderr.isatty()
-        tokenizer = Tokenizer.train(sample, config.vocab_size, nfc=config.nfc, progress=on_terminal)
+        how = dict(split=job.split, nfc=config.nfc, progress=on_terminal)
+        tokenizer = Tokenizer.train(sample, config.vocab_size, **how)
         where = f"in {time.perf_counter() - t0:.1f} s"
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(job.tokenizer, tokenizer.spec)

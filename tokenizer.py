@@ -25,16 +25,25 @@ from config import UsageError
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three: for chat, later
 
-# GPT-4's split, with numbers in groups of one or two digits. A token never crosses a split.
-SPLIT = (
-    r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])"  # 's 'll 've ...
-    r"|[^\r\n\p{L}\p{N}]?+\p{L}+"  # a word, with the space or sign before it
-    r"|\p{N}{1,2}"
-    r"| ?[^\s\p{L}\p{N}]++[\r\n]*"  # punctuation, with the line end after it
-    r"|\s*[\r\n]"
-    r"|\s+(?!\S)"  # spaces except the last one, which belongs to the next word
-    r"|\s+"
-)
+
+def split_of(digits: int, marks: bool) -> str:
+    """GPT-4's split, with numbers in groups of one to `digits` digits. A token never crosses a
+    split. marks: a word has letters and combining marks, not letters alone."""
+    word = r"[\p{L}\p{M}]+" if marks else r"\p{L}+"
+    number = r"\p{N}" if digits == 1 else rf"\p{{N}}{{1,{digits}}}"
+    return (
+        r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])"  # 's 'll 've ...
+        rf"|[^\r\n\p{{L}}\p{{N}}]?+{word}"  # with the space or sign before it
+        rf"|{number}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*"  # punctuation, with the line end after it
+        r"|\s*[\r\n]"
+        r"|\s+(?!\S)"  # spaces except the last one, which belongs to the next word
+        r"|\s+"
+    )
+
+
+SPLIT = split_of(digits=2, marks=False)
+SPLITS = {split_of(digits, marks) for digits in (1, 2, 3) for marks in (False, True)}
 
 # A tokenizer that round-trips this line loses no class of characters.
 AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7f\xa0\u2028\ufffd "
@@ -110,19 +119,20 @@ class Tokenizer:
         self.token_bytes[list(self.special.values())] = 0
         # What `train` makes, tiktoken runs with the same ids. It knows no options, and takes the
         # order of ids for that of merges.
-        blank = json.loads(_blank(nfc=False).to_str())
+        self.split = _split_in(tree)
+        blank = json.loads(_blank(self.split, nfc=False).to_str())
         merged = [tree["model"]["vocab"].get("".join(pair), -1) for pair in tree["model"]["merges"]]
         first_merged = len(SPECIAL_TOKENS) + len(symbols)
-        is_ours = (
+        self.made_here = (
             tree["pre_tokenizer"] == blank["pre_tokenizer"]
             and tree["model"] | {"vocab": {}, "merges": []} == blank["model"]
             and tuple(added) == SPECIAL_TOKENS
             and merged == list(range(first_merged, self.vocab_size))
         )
         self._tiktoken = None
-        if is_ours:
+        if self.made_here:
             self._tiktoken = tiktoken.Encoding(
-                "nano2049", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={}
+                "nano2049", pat_str=self.split, mergeable_ranks=ranks, special_tokens={}
             )
         self._tokenizers = bpe
         if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):
@@ -130,15 +140,15 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int, *, nfc: bool = False, progress: bool = False
+        cls, texts: Iterable[str], vocab_size: int, *, split=SPLIT, nfc=False, progress=False
     ) -> "Tokenizer":
-        """Learn `vocab_size` tokens, or fewer once no pair occurs twice."""
+        """Learn `vocab_size` tokens, or fewer once no pair occurs twice. split: one of SPLITS."""
         from tokenizers import pre_tokenizers, trainers
 
         smallest = 256 + len(SPECIAL_TOKENS)  # every byte
         if vocab_size < smallest:
             raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
-        bpe = _blank(nfc)
+        bpe = _blank(split, nfc)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,  # with 5, 170 KB of text give only 2,600 of 4,096 tokens
@@ -215,16 +225,25 @@ def normalize(text: str, nfc: bool = False) -> str:
     return text
 
 
-def _blank(nfc: bool):
+def _split_in(tree: dict) -> str:
+    """The pattern in a tokenizer.json, if it is one of SPLITS; else the usual one."""
+    for step in (tree["pre_tokenizer"] or {}).get("pretokenizers", []):
+        pattern = step.get("pattern", {}).get("Regex")
+        if pattern in SPLITS:
+            return pattern
+    return SPLIT
+
+
+def _blank(split: str, nfc: bool):
     """A tokenizer of the library, of the kind that is trained here, before its training."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as HFTokenizer
 
     bpe = HFTokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC() if nfc else None
-    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    pieces = pre_tokenizers.Split(Regex(split), behavior="isolated")
     symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, symbols])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pieces, symbols])
     bpe.decoder = decoders.ByteLevel()
     return bpe
 

@@ -3,6 +3,7 @@
     bash benchmarks/prose.sh              once: the text of prose
     python benchmarks/recipe.py parts     key offset and previous-token head: both, either, neither
     python benchmarks/recipe.py ideas     what others have and this recipe does not
+    python benchmarks/recipe.py stock     the shape that other programs know (config.in_stock_shape)
     python benchmarks/recipe.py rates     rates of the tables, and of all, as tokens grow
     python benchmarks/recipe.py           RECIPE.md again; runs nothing
 
@@ -53,6 +54,7 @@ many times as many tokens as the base a run with the change has needed for the l
 with: a number for each seed that was run, 0 and then 1; n/a: the base's shortest run is better.
 """
 CLASSES = {"all": slice(None), "copies": [0, 2], "not copies": [1, 3], "after a new token": [4]}
+STOCK = "--mlp swiglu --mlp_hidden 704 --extras '' --logit_softcap 0"  # config.in_stock_shape
 CHANGES = {  # by part; name: (an idea of tried.py, options of train.py)
     "parts": {
         "no previous-token head": ("no_previous_token_head", ""),
@@ -67,6 +69,10 @@ CHANGES = {  # by part; name: (an idea of tried.py, options of train.py)
         "Muon+": ("muon_plus", ""),
         "q and k x 1.2": ("qk_scale", ""),
         "mean of the last tenth of the steps": ("tail_average", ""),
+    },
+    "stock": {
+        "stock shape": ("", STOCK),
+        "stock shape, no previous-token head": ("no_previous_token_head", STOCK),
     },
     "rates": {
         "embedding rate 0.3": ("", "--embedding_lr 0.3"),

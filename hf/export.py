@@ -12,12 +12,13 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from config import Local, Preset, UsageError, find_preset
-from hf import card, mapping, parity, template, tokenizer_json
+from hf import card, llama_cpp, mapping, parity, template, tokenizer_json
 from machinery import cli, disk, formats, trained
 from machinery.checkpoint import MANIFEST
 from machinery.errors import DataError, StorageError
@@ -39,14 +40,18 @@ class ExportConfig:
     data_dir: str = ""
     """Data folder, for the card; empty: the one that the run was trained on."""
     out: Local = ""
-    """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
+    """Folder to write; it must not exist. Empty: export_STEP, or gguf_STEP, in the run's folder."""
+    gguf: Literal["", "f32", "f16", "bf16", "q8_0"] = ""
+    """Instead of a folder for transformers, a file for llama.cpp and Ollama, with weights in this
+    form, if the model has a shape that they know (docs/leave.md)."""
 
 
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
     word, options = cli.first_word(argv)
     config = cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py")
-    parity.need_transformers()  # after --help
+    if not config.gguf:
+        parity.need_transformers()  # after --help
     if config.data_dir and is_published(config.data_dir):
         from stores import stage
 
@@ -61,36 +66,43 @@ def export(config: ExportConfig) -> Path:
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
     which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
     loaded = trained.load_model(which)
-    model = loaded.model
-    tokenizer = loaded.tokenizer
-    manifest = find_data(loaded)
-    run_dir = loaded.run_dir
-    out = Path(config.out or run_dir / f"export_{loaded.origin.step:08d}")
+    kind = "gguf" if config.gguf else "export"
+    out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.origin.step:08d}")
     if os.path.lexists(out):
         raise UsageError(f"{out} exists already; remove it, or give another --out")
+    folder = out.with_name(f".tmp-{out.name}")
+    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
+    try:
+        folder.mkdir(parents=True)
+        if config.gguf:
+            usage = llama_cpp.export(loaded, folder, out, config.gguf)
+        else:
+            usage = export_to_transformers(loaded, folder, out)
+        folder.rename(out)
+    finally:  # once it is renamed, there is nothing left to remove
+        shutil.rmtree(folder, ignore_errors=True)
+    say(f"written: {out}\n\n{usage}")
+    return out
+
+
+def export_to_transformers(loaded: Trained, folder: Path, out: Path) -> str:
+    """Write the folder, which is to be called `out`, and compare; returns how to use it."""
+    model = loaded.model
+    tokenizer = loaded.tokenizer
+    run_dir = loaded.run_dir
     name, reason = mapping.choose_class(model.config)
     own = name == mapping.OWN
     tuned = loaded.origin.tuned
     say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
-    folder = out.with_name(f".tmp-{out.name}")
-    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
-    try:
-        folder.mkdir(parents=True)
-        write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
-        bos = tokenizer.bos_id
-        ends = [tokenizer.special[template.END], bos] if tuned else bos  # a turn, or a text
-        record = write_model(loaded, folder, ends)
-        usage = card.usage(out.name, prompt, own, tuned)
-        card.write_card(folder, f"nano2049 {run_dir.name}", record, model, manifest, usage)
-        # A row of the exported model is one document, whatever the rows of training were.
-        model.config = replace(model.config, doc_mask=False)
-        say(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
-        folder.rename(out)
-    finally:  # once it is renamed, there is nothing left to remove
-        shutil.rmtree(folder, ignore_errors=True)
-    say(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}")
-    return out
+    write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
+    record = write_model(loaded, folder, template.ends(tokenizer, tuned))
+    usage = card.usage(out.name, prompt, own, tuned)
+    card.write_card(folder, f"nano2049 {run_dir.name}", record, model, find_data(loaded), usage)
+    # A row of the exported model is one document, whatever the rows of training were.
+    model.config = replace(model.config, doc_mask=False)
+    say(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
+    return f"in Python:\n{card.usage(out, prompt, own, tuned)}"
 
 
 def find_data(loaded: Trained) -> Manifest | None:
@@ -102,10 +114,10 @@ def find_data(loaded: Trained) -> Manifest | None:
         return None
 
 
-def write_model(loaded: Trained, folder: Path, ends: int | list[int]) -> Export:
+def write_model(loaded: Trained, folder: Path, ends: list[int]) -> Export:
     """Weights, generation_config.json and, with the hash of every file, config.json; returns what
     it keeps under `nano2049`. ends: ids that end a text."""
-    config = loaded.model.config
+    config = mapping.folded(loaded.model.config)
     name, _ = mapping.choose_class(config)
     weights = mapping.to_huggingface(loaded.model)
     file = folder / "model.safetensors"

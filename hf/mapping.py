@@ -1,12 +1,12 @@
 """A GPT of this project as a model of transformers, and back.
 
-`choose_class(config)` names the class that computes the same numbers: the stock Llama if it does,
-else OWN. `to_huggingface(model)` gives the weights under that class's names, `config_json` its
-config.json. `load_exported(folder)` inverts both. Next: export.py writes and checks the folder;
-modeling_nano2049.py is OWN.
+`choose_class(config)` names the class that computes the same numbers: a stock one (Llama, Qwen3,
+SmolLM3) if there is one, else OWN. `to_huggingface(model)` gives the weights under that class's
+names, `config_json` its config.json. `load_exported(folder)` inverts both. Next: export.py writes
+and checks the folder; modeling_nano2049.py is OWN.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -20,24 +20,35 @@ from machinery import formats
 from machinery.disk import has_sha256, read_json
 from machinery.errors import CheckpointError, DataError, reason_of
 from machinery.formats import Export
-from model import GPT, kind_of
+from model import GPT, kind_of, rms_norm
 
 TABLES = ("embed", "head", "value_embeds")  # weights with a row per token
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
-LLAMA = dict(
-    mlp="swiglu", qk_norm=False, embed_norm=False, nope_every=0, extras=(), logit_softcap=0.0
-)
+STOCK = dict(mlp="swiglu", extras=(), logit_softcap=0.0)  # what all three stock classes have
+LLAMA = STOCK | dict(qk_norm=False, embed_norm=False, nope_every=0)
 
 
 def choose_class(c: GPTConfig) -> tuple[str, str]:
     """(class name without ForCausalLM, the reason in words)."""
-    others = [f"{key} {getattr(c, key)}" for key in LLAMA if getattr(c, key) != LLAMA[key]]
-    if c.n_embd % c.n_head:  # Llama refuses it whatever head_dim is
-        others.append(f"n_embd {c.n_embd} with {c.n_head} heads")
+    others = [f"{key} {getattr(c, key)}" for key in STOCK if getattr(c, key) != STOCK[key]]
+    if c.embed_norm and c.tie_embeddings:
+        others.append("embed_norm with tie_embeddings")
+    if c.qk_norm and c.nope_every:
+        others.append("qk_norm with nope_every")
     if others:
-        return OWN, f"the stock Llama has no {', '.join(others)}"
-    return "Llama", "it computes the same numbers"
+        return OWN, f"no stock class has {', '.join(others)}"
+    same = "it computes the same numbers"
+    if c.qk_norm:
+        return "Qwen3", same
+    # Llama refuses heads that do not divide the width, whatever head_dim is.
+    return "SmolLM3" if c.nope_every or c.n_embd % c.n_head else "Llama", same
+
+
+def folded(c: GPTConfig) -> GPTConfig:
+    """The model that an export has. For a stock class the norm after the embedding goes into the
+    table: it is a function of the token alone."""
+    return c if choose_class(c)[0] == OWN else replace(c, embed_norm=False)
 
 
 def config_json(c: GPTConfig, name: str) -> dict:
@@ -58,6 +69,8 @@ def config_json(c: GPTConfig, name: str) -> dict:
         elsewhere = ("tie_embeddings", "bos_id", "doc_mask")  # two above, one for training only
         fields = asdict(c) | {"extras": list(c.extras)}
         return tree | {k: v for k, v in fields.items() if k not in elsewhere}
+    if name == "SmolLM3":
+        tree["no_rope_layers"] = [int(c.has_rope(i)) for i in range(c.n_layer)]  # 1: it has RoPE
     return tree | {
         "hidden_size": c.n_embd,
         "num_hidden_layers": c.n_layer,
@@ -96,12 +109,17 @@ def names_in(c: GPTConfig, name: str) -> dict[str, str]:
     return names
 
 
-def norms_in(c: GPTConfig, name: str) -> list[str]:
-    """The norms' weights, of n_embd numbers each, that Llama and its like have and we do not."""
-    layers = [f"model.layers.{i}." for i in range(c.n_layer)]
-    norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
-    of_layers = [layer + norm for layer in layers for norm in norms]
-    return [] if name == OWN else ["model.norm.weight", *of_layers]
+def norms_in(c: GPTConfig, name: str) -> dict[str, int]:
+    """The norms' weights that Llama and its like have and we do not -> numbers in each."""
+    if name == OWN:
+        return {}
+    sizes = {"input_layernorm": c.n_embd, "post_attention_layernorm": c.n_embd}
+    if name == "Qwen3":
+        sizes |= {"self_attn.q_norm": c.head_dim, "self_attn.k_norm": c.head_dim}
+    norms = {"model.norm.weight": c.n_embd}
+    for i in range(c.n_layer):
+        norms |= {f"model.layers.{i}.{norm}.weight": size for norm, size in sizes.items()}
+    return norms
 
 
 def fit_tables(c: GPTConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -116,10 +134,13 @@ def to_huggingface(model: GPT) -> dict[str, Tensor]:
     c = model.config
     state = model.state_dict()
     name, _ = choose_class(c)
-    weights = {norm: torch.ones(c.n_embd) for norm in norms_in(c, name)}
+    weights = {norm: torch.ones(size) for norm, size in norms_in(c, name).items()}
     for ours, theirs in names_in(c, name).items():
         w = state[ours][: c.vocab_size] if kind_of(ours) in TABLES else state[ours]
-        weights[theirs] = w.detach().cpu().float().clone().contiguous()
+        w = w.detach().cpu().float()
+        if kind_of(ours) == "embed" and name != OWN and c.embed_norm:
+            w = rms_norm(w)  # see `folded`
+        weights[theirs] = w.clone().contiguous()
     return weights
 
 

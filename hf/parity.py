@@ -112,10 +112,9 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
     )
 
 
-def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
-    """Ids with BOS in front, ids without, and text from ids. end: the id that ends a text, or a
-    turn: then a special token that is typed must be split on request alone."""
-    split = {} if end == tokenizer.bos_id else {"split_special_tokens": True}
+def check_ids(theirs, tokenizer: Tokenizer, **split) -> None:
+    """Ids with BOS in front, ids without, and text from ids; a special token that is typed is
+    plain text, if need be on request: **split."""
     for text in TEXTS:
         ids = tokenizer.encode(text)
         alone = theirs(text, add_special_tokens=False, **split).input_ids
@@ -123,6 +122,13 @@ def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
             raise ParityError(f"the exported tokenizer encodes {text[:40]!r} differently")
         if theirs.decode(ids) != tokenizer.decode(ids):
             raise ParityError(f"the exported tokenizer decodes {text[:40]!r} differently")
+
+
+def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
+    """Ids and special tokens. end: the id that ends a text, or a turn."""
+    check_ids(
+        theirs, tokenizer, **{} if end == tokenizer.bos_id else {"split_special_tokens": True}
+    )
     found = (len(theirs), theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     ours = (tokenizer.vocab_size, tokenizer.bos_id, end, tokenizer.bos_id)
     if found != ours:

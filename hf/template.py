@@ -37,6 +37,11 @@ TEMPLATE = (
 TYPED = {"sanitize_control_tokens": True}
 
 
+def ends(tokenizer: Tokenizer, tuned: bool) -> list[int]:
+    """The ids that end a text; those of an answer, if the model was tuned on conversations."""
+    return [tokenizer.special[END], tokenizer.bos_id] if tuned else [tokenizer.bos_id]
+
+
 def options() -> dict:
     """For tokenizer_config.json; split_special_tokens would make plain text of the roles."""
     return dict(chat_template=TEMPLATE, split_special_tokens=False, eos_token=END)

@@ -37,7 +37,7 @@ from machinery.formats import Unit, UnitSplit
 from machinery.output import say
 from preparation import chat, sources
 from preparation.reading import DOCUMENT, Notes
-from tokenizer import Tokenizer, blocks, normalize
+from tokenizer import SPLIT, Tokenizer, blocks, normalize, split_of
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
@@ -69,8 +69,15 @@ class Job:
         pinned = zip(self.sources, self.facts)
         self.sources = [replace(s, revision=facts.get("revision")) for s, facts in pinned]
         self.nfc = config.nfc
+        self.split = split_of(config.digits, config.keep_marks)
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
+        tokenizer += [self.split] if self.split != SPLIT else []
         if given:
+            if self.split not in (SPLIT, given.split):
+                raise UsageError(
+                    f"--digits and --keep_marks have no effect: {config.tokenizer} was trained "
+                    "with others; add --digits 2 --no_keep_marks"
+                )
             if config.nfc and not given.nfc:
                 raise UsageError(
                     f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"

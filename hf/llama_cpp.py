@@ -1,0 +1,246 @@
+"""A model as one GGUF file, for llama.cpp, Ollama and LM Studio: `export.py MODEL --gguf f16`.
+
+Weights and names are those that mapping.py makes for transformers' Llama or Qwen3; `gguf` writes
+them. Guarantees: the file is kept only after stock llama.cpp (the package xllamacpp), reading
+it, gave our token ids and our log probabilities, and ended where a text ends. What llama.cpp does
+not compute is refused before anything is written. Needs requirements-eval.txt. Next: export.py
+calls this.
+"""
+
+import json
+import shlex
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from config import UsageError, install
+from hf import mapping, parity, template
+from machinery import disk
+from machinery.errors import ParityError
+from machinery.output import say
+from machinery.trained import Trained
+from model import GPT
+from tokenizer import Tokenizer, split_of
+
+TOLERANCE = {"f32": 1e-4, "f16": 0.01, "bf16": 0.05, "q8_0": 0.2}
+"""Of log p, in nats, beside our model with the weights that the file has. llama.cpp rounds the
+inputs of each matmul to the form of its weights, as well."""
+CANDIDATES = 5  # tokens at each position whose log p is compared
+SPLIT_NAME = "bailingmoe"  # what llama.cpp calls the split of our tokenizer with digits 1
+
+MODELFILE = '''FROM ./{file}
+TEMPLATE """{template}"""
+PARAMETER temperature 0.8
+PARAMETER top_k 50
+PARAMETER num_ctx {seq_len}
+'''
+# chat.py's conversation in Ollama's language, a Go template; the file says that BOS comes first.
+CHAT = """{{ $before := .System }}{{ range .Messages }}{{ if eq .Role "user" }}<|user|>\
+{{ if $before }}{{ $before }}
+
+{{ end }}{{ $before = "" }}{{ .Content }}<|end|>{{ else if eq .Role "assistant" }}<|assistant|>\
+{{ .Content }}<|end|>{{ end }}{{ end }}<|assistant|>"""
+
+
+def refuse_others(model: GPT, tokenizer: Tokenizer, form: str) -> None:
+    """UsageError, with the way out, for what llama.cpp does not compute or read."""
+    c = model.config
+    name, reason = mapping.choose_class(c)
+    split = split_of(digits=1, marks=False)
+    problem = ""
+    if not (find_spec("gguf") and find_spec("xllamacpp")):
+        problem = f"two packages are missing; {install('requirements-eval.txt')}"
+    elif name == mapping.OWN:
+        problem = f"{reason}, and so has llama.cpp; train a preset like d12-stock"
+    elif c.nope_every:
+        problem = f"llama.cpp has no nope_every {c.nope_every}; train with --nope_every 0"
+    elif tokenizer.nfc:
+        problem = "llama.cpp does not normalize text (nfc); prepare it with --no_nfc"
+    elif tokenizer.split != split or not tokenizer.made_here:
+        problem = "llama.cpp does not split text like this tokenizer; prepare it with --digits 1"
+    elif form == "q8_0" and any(w % 32 for w in (c.n_embd, c.mlp_hidden, c.n_head * c.head_dim)):
+        problem = "q8_0 takes 32 weights at once, and a width is no multiple of it; take f16"
+    if problem:
+        raise UsageError(f"--gguf: {problem} (docs/leave.md)")
+
+
+def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
+    """Write NAME.gguf and Modelfile into the folder, which is to be called `out`, and compare;
+    returns the commands that use them. ParityError if anything differs. The model's weights are
+    random afterwards."""
+    model = loaded.model
+    tokenizer = loaded.tokenizer
+    tuned = loaded.origin.tuned
+    refuse_others(model, tokenizer, form)
+    c = replace(mapping.folded(model.config), doc_mask=False)  # a text is one document
+    name = loaded.run_dir.name
+    file = folder / f"{name}.gguf"
+    trained = mapping.to_huggingface(model)
+    disk.check_room(folder, sum(w.nbytes for w in trained.values()), "give another --out")
+    parity.set_unit_weights(model)
+    far = {}
+    for where, weights in (("random", mapping.to_huggingface(model)), ("trained", trained)):
+        file.unlink(missing_ok=True)
+        rounded = write(file, loaded, weights, form)
+        same = mapping.model_of(c, mapping.from_huggingface(c, rounded))
+        served = Served(file, c.seq_len)
+        far[where] = check_numbers(same, served, TOLERANCE[form], f"at {where} weights")
+    chats = check_texts(served, tokenizer, tuned)
+    say(
+        f"checked with llama.cpp: {len(parity.TEXTS)} texts and {chats} conversations have equal "
+        f"ids; log p differs by {far['trained']:.1g} at most, {far['random']:.1g} at random "
+        "weights"
+    )
+    words = CHAT if tuned else "{{ .Prompt }}"
+    text = MODELFILE.format(file=file.name, template=words, seq_len=c.seq_len)
+    disk.write_text(folder / "Modelfile", text)
+    commands = [["llama-server", "-m", str(out / file.name)]]
+    commands += [["ollama", "create", name, "-f", str(out / "Modelfile")], ["ollama", "run", name]]
+    return "\n".join(map(shlex.join, commands))
+
+
+def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) -> dict[str, Tensor]:
+    """Write a file with these weights of transformers' class; returns them as it has them,
+    rounded."""
+    import gguf
+
+    c = loaded.model.config
+    tokenizer = loaded.tokenizer
+    arch = "qwen3" if c.qk_norm else "llama"
+    ends = template.ends(tokenizer, loaded.origin.tuned)
+    out = gguf.GGUFWriter(file, arch)
+    out.add_name(file.stem)
+    out.add_file_type(gguf.LlamaFileType[f"{'ALL' if form == 'f32' else 'MOSTLY'}_{form.upper()}"])
+    out.add_context_length(c.seq_len)
+    out.add_embedding_length(c.n_embd)
+    out.add_block_count(c.n_layer)
+    out.add_feed_forward_length(c.mlp_hidden)
+    out.add_head_count(c.n_head)
+    out.add_head_count_kv(c.n_kv_head)
+    out.add_key_length(c.head_dim)
+    out.add_value_length(c.head_dim)
+    out.add_rope_dimension_count(c.head_dim)
+    out.add_rope_freq_base(c.rope_theta)
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_vocab_size(c.vocab_size)
+    tree = json.loads(tokenizer.spec)["model"]
+    special = {i: text for text, i in tokenizer.special.items()}
+    texts = {i: text for text, i in tree["vocab"].items()} | special
+    kinds = gguf.TokenType
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre(SPLIT_NAME)
+    out.add_token_list([texts[i] for i in range(c.vocab_size)])
+    out.add_token_types([kinds.CONTROL if i in special else kinds.NORMAL for i in sorted(texts)])
+    out.add_token_merges([" ".join(pair) for pair in tree["merges"]])
+    out.add_add_bos_token(True)
+    out.add_bos_token_id(tokenizer.bos_id)
+    out.add_eos_token_id(ends[0])
+    out.add_eot_token_id(ends[-1])
+    if loaded.origin.tuned:
+        out.add_chat_template(template.TEMPLATE)
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.n_layer)
+    rounded = {}
+    for theirs, weight in weights.items():
+        kind = gguf.GGMLQuantizationType[form.upper() if weight.ndim == 2 else "F32"]
+        values = gguf.quants.quantize(weight.numpy(), kind)
+        rounded[theirs] = torch.from_numpy(gguf.quants.dequantize(values, kind))
+        heads = {"q_proj": c.n_head, "k_proj": c.n_kv_head}.get(theirs.split(".")[-2])
+        if heads and arch == "llama":
+            # it rotates neighbours (2i, 2i + 1), where we rotate i and i + D/2
+            values = values.reshape(heads, 2, -1, values.shape[-1]).swapaxes(1, 2)
+            values = values.reshape(-1, values.shape[-1]).copy()
+        out.add_tensor(names.get_name(theirs, (".weight",)), values, raw_dtype=kind)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return rounded
+
+
+class Served:
+    """Stock llama.cpp with a file: its server, on this machine, until this object is gone. To
+    `parity` and `template` it is a tokenizer of transformers."""
+
+    def __init__(self, file: Path, seq_len: int):
+        import requests
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(file)
+        params.n_ctx = seq_len
+        params.n_parallel = 1
+        params.n_gpu_layers = 0
+        params.port = 0  # any that is free
+        params.warmup = False
+        params.verbosity = 0
+        params.prefill_assistant = False  # a conversation that ends with an answer stays as it is
+        # Keys and values stay in fp32: its flash attention takes them in fp16.
+        params.flash_attn_type = 0
+        params.cache_type_k = 0
+        params.cache_type_v = 0
+        self.server = xllamacpp.Server(params)
+        self.session = requests.Session()
+        self.session.trust_env = False  # no proxy
+
+    def post(self, path: str, **body) -> dict:
+        answer = self.session.post(self.server.listening_address + path, json=body)
+        answer.raise_for_status()
+        return answer.json()
+
+    def __call__(self, text: str, add_special_tokens=True, parse_special=False, **_):
+        how = dict(add_special=add_special_tokens, parse_special=parse_special)
+        return SimpleNamespace(input_ids=self.post("/tokenize", content=text, **how)["tokens"])
+
+    def decode(self, ids: list[int]) -> str:
+        return self.post("/detokenize", tokens=ids)["content"]
+
+    def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool, **_):
+        how = dict(messages=messages, add_generation_prompt=add_generation_prompt)
+        prompt = self.post("/apply-template", **how)["prompt"]
+        return self(prompt, parse_special=True).input_ids
+
+
+@torch.no_grad()
+def check_numbers(model: GPT, served: Served, tolerance: float, where: str) -> float:
+    """Compare log p of the likeliest tokens after some lengths of random text; returns the largest
+    difference. ParityError if it is above the tolerance, times the logits' standard deviation if
+    that is above 1."""
+    c = model.config
+    T = min(c.seq_len, parity.POSITIONS)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(c.vocab_size, (T,), generator=generator)
+    ids[0] = c.bos_id
+    logits = model(ids[None])[0]  # (T, V)
+    log_p = logits.log_softmax(-1)
+    limit = tolerance * max(1.0, logits.std().item())
+    letter = served("a", add_special_tokens=False).input_ids[0]
+    # Of a token that completes no character the server says nothing: it has to write a letter.
+    how = dict(n_predict=1, logit_bias=[[letter, 1e4]], n_probs=CANDIDATES, cache_prompt=False)
+    far = 0.0
+    for n in (1, 2, T // 4, T // 2, T - 1):
+        answer = served.post("/completion", prompt=ids[:n].tolist(), **how)
+        for token in answer["completion_probabilities"][0]["top_logprobs"]:
+            far = max(far, abs(token["logprob"] - log_p[n - 1, token["id"]].item()))
+    if not far <= limit:  # NaN is wrong as well
+        raise ParityError(
+            f"log p differs by {far:.1e} nats from llama.cpp's, {limit:.1e} is allowed, {where}"
+        )
+    return far
+
+
+def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
+    """Compare ids of texts and of conversations, and where llama.cpp ends; returns how many
+    conversations. ParityError if any differs."""
+    parity.check_ids(served, tokenizer)
+    for end in template.ends(tokenizer, tuned):
+        forced = served.post("/completion", prompt="a", n_predict=2, logit_bias=[[end, 1e4]])
+        if forced["stop_type"] != "eos":
+            raise ParityError(f"llama.cpp does not end at the token {end}")
+    # It takes a special token that is typed for the token, unlike ours.
+    texts = [text for text in parity.TEXTS if "<|" not in text] if tuned else []
+    return template.check(served, tokenizer, texts)
