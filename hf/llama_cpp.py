@@ -30,7 +30,7 @@ TOLERANCE = {"f32": 1e-4, "f16": 0.01, "bf16": 0.05, "q8_0": 0.2}
 """Of log p, in nats, beside our model with the weights that the file has. llama.cpp rounds the
 inputs of each matmul to the form of its weights, as well."""
 CANDIDATES = 5  # tokens at each position whose log p is compared
-SPLIT_NAME = "bailingmoe"  # what llama.cpp calls the split of our tokenizer with digits 1
+SPLIT_NAME = "qwen2"  # what llama.cpp calls a split that cuts text like ours with digits 1
 
 MODELFILE = '''FROM ./{file}
 TEMPLATE """{template}"""
@@ -76,7 +76,7 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     tokenizer = loaded.tokenizer
     tuned = loaded.origin.tuned
     refuse_others(model, tokenizer, form)
-    c = replace(mapping.folded(model.config), doc_mask=False)  # a text is one document
+    c = replace(model.config, doc_mask=False)  # a text is one document
     name = loaded.run_dir.name
     file = folder / f"{name}.gguf"
     trained = mapping.to_huggingface(model)
@@ -176,6 +176,8 @@ class Served:
         params.n_parallel = 1
         params.n_gpu_layers = 0
         params.port = 0  # any that is free
+        params.cpuparams.n_threads = 1  # more of them wait for each other, busily
+        params.cpuparams_batch.n_threads = 1
         params.warmup = False
         params.verbosity = 0
         params.prefill_assistant = False  # a conversation that ends with an answer stays as it is

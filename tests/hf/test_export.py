@@ -38,6 +38,7 @@ transformers = pytest.importorskip("transformers")
 HEADS = dict(n_head=4, n_kv_head=4, head_dim=16)
 SIZES = dict(seq_len=96, vocab_size=331, n_layer=2, n_embd=64, mlp_hidden=96)
 BASE = GPTConfig(**HEADS, **SIZES, rope_theta=54_321.0)
+STOCK = dict(mlp="swiglu", logit_softcap=0.0)
 LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0)
 CASES = {
     "grouped queries, another head_dim": (mapping.OWN, dict(n_kv_head=2, head_dim=24)),
@@ -45,9 +46,15 @@ CASES = {
     "d12": (mapping.OWN, dict(extras=("key_offset", "value_embeds"), doc_mask=True)),
     "smol": ("Llama", LLAMA | dict(n_kv_head=2)),
     "biatron": ("Llama", LLAMA | dict(tie_embeddings=False, n_kv_head=1)),
-    "llama of an odd width": (mapping.OWN, LLAMA | dict(n_embd=66)),
-    "NoPE on every 2nd layer": (mapping.OWN, LLAMA | dict(nope_every=2, n_kv_head=2, n_layer=4)),
-    "norms of q and k": (mapping.OWN, LLAMA | dict(qk_norm=True, head_dim=24)),
+    "llama of an odd width": ("SmolLM3", LLAMA | dict(n_embd=66)),
+    "NoPE on every 2nd layer": ("SmolLM3", LLAMA | dict(nope_every=2, n_kv_head=2, n_layer=4)),
+    "norms of q and k": ("Qwen3", LLAMA | dict(qk_norm=True, head_dim=24)),
+    "tiny-stock": ("Qwen3", STOCK | dict(n_kv_head=2)),
+    "tiny-stock of an odd width": ("Qwen3", STOCK | dict(n_embd=66)),
+    "llama with a norm that folds": ("Llama", STOCK | dict(qk_norm=False)),
+    "a norm that cannot fold": (mapping.OWN, STOCK | dict(tie_embeddings=True)),
+    "norms and NoPE": (mapping.OWN, STOCK | dict(nope_every=2)),
+    "softcap": (mapping.OWN, STOCK | dict(logit_softcap=9.0)),
     "all extras, grouped queries": (mapping.OWN, dict(extras=EXTRAS, mlp="swiglu", n_kv_head=2)),
     **{name: (mapping.OWN, dict(extras=(name,))) for name in EXTRAS},
 }
@@ -118,6 +125,11 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     assert (record.step, record.tokens) == (7, 7000)
     assert back.config.doc_mask == ours.config.doc_mask
     torch.testing.assert_close(back(ids), logits, atol=2e-5, rtol=0)
+    folds = name != mapping.OWN and ours.config.embed_norm
+    assert back.config == replace(ours.config, embed_norm=ours.config.embed_norm and not folds)
+    if folds:
+        table = ours.embed.weight
+        table.copy_(F.rms_norm(table, table.shape[1:], eps=1e-6))
     for key, weight in ours.state_dict().items():
         rows = BASE.vocab_size if "embed" in key or "head" in key else None
         assert torch.equal(back.state_dict()[key][:rows], weight[:rows]), key
@@ -211,8 +223,18 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
     "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged("k", "v")), "logits"),
     "a weight left out": (
         LLAMA,
-        lambda m: m.setattr(mapping, "norms_in", lambda c, name: []),
+        lambda m: m.setattr(mapping, "norms_in", lambda c, name: {}),
         "missing_keys",
+    ),
+    "a table that is not folded": (
+        STOCK,
+        lambda m: m.setattr(mapping, "rms_norm", lambda w: w),
+        "logits",
+    ),
+    "a norm of twos": (
+        STOCK,
+        lambda m: m.setattr(torch, "ones", lambda *n: torch.full(n, 2.0)),
+        "logits",
     ),
     "a window that only long texts show": (
         dict(seq_len=1024),

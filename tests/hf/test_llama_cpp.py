@@ -1,0 +1,259 @@
+"""hf/llama_cpp.py: stock llama.cpp has our ids, log probabilities and greedy text of what `export.py
+--gguf` writes; what it would compute differently is refused; a wrong file is never left."""
+
+import re
+import shutil
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from config import EXTRAS, GPTConfig, UsageError, find_preset
+from hf import export, llama_cpp, mapping, parity, template
+from machinery import trained as models
+from machinery.errors import ParityError, StorageError
+from machinery.formats import Origin
+from machinery.trained import EvalConfig, Trained
+from model import GPT
+from tokenizer import Tokenizer, split_of
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
+DIGITS = split_of(digits=1, marks=False)
+LINES = [f"def name_{i}(x):\n    return x + {i}  # café\n" for i in range(200)]
+STOCK = dict(mlp="swiglu", logit_softcap=0.0)
+LLAMA = STOCK | dict(qk_norm=False)
+TIED = dict(embed_norm=False, tie_embeddings=True)
+SHAPES = {
+    "tiny-stock": STOCK,
+    "grouped queries, wide heads": STOCK | dict(n_kv_head=2, head_dim=32),
+    "tied": STOCK | TIED,
+    "llama": LLAMA,
+    "llama, tied, one key head": LLAMA | TIED | dict(n_kv_head=1),
+    "llama, odd width": LLAMA | dict(n_embd=66),
+}
+LONG = dict(seq_len=256)  # conversations fit in
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(LINES, 300, split=DIGITS)
+
+
+@pytest.fixture
+def export_gguf(tokenizer, tmp_path, monkeypatch):
+    """export.export for a model in memory, without a run on disk."""
+
+    def export_gguf(model, form="f32", tuned=False, tokenizer=tokenizer):
+        identity = dict(conversations=True) if tuned else {}
+        origin = Origin(step=7, tokens=7000, identity=identity, model=model.config)
+        loaded = Trained(EvalConfig(), tmp_path / "run", origin, model, tokenizer)
+        monkeypatch.setattr(models, "load_model", lambda config: loaded)
+        return export.export(export.ExportConfig(out=str(tmp_path / "out"), gguf=form))
+
+    return export_gguf
+
+
+def build(tokenizer, **changes) -> GPT:
+    """A model with random weights behind which nothing hides."""
+    sizes = dict(n_head=4, n_kv_head=4, head_dim=16, seq_len=96, n_layer=2, n_embd=64)
+    config = GPTConfig(**sizes | dict(mlp_hidden=96, vocab_size=tokenizer.vocab_size) | changes)
+    model = GPT(config)
+    model.init_weights()
+    parity.set_unit_weights(model, seed=1)
+    return model.eval()
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["base", "tuned"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_llama_cpp_writes_our_greedy_text(shape, tuned, export_gguf, tokenizer, capsys):
+    folder = export_gguf(build(tokenizer, **SHAPES[shape] | LONG), tuned=tuned)
+    printed = capsys.readouterr().out
+    assert f"and {22 * 2 if tuned else 0} conversations have equal ids" in printed
+    assert {path.name for path in folder.iterdir()} == {"run.gguf", "Modelfile"}
+    ours = build(tokenizer, **SHAPES[shape] | LONG)
+    served = llama_cpp.Served(folder / "run.gguf", 256)
+    prompt = [0, *tokenizer.encode(LINES[7])]
+    how = dict(n_predict=32, temperature=0, cache_prompt=False, return_tokens=True)
+    how["logit_bias"] = [[end, -1e4] for end in template.ends(tokenizer, True)]  # it goes on
+    new = served.post("/completion", prompt=prompt, **how)["tokens"]
+    for token in new:
+        logits = ours(torch.tensor([prompt]))[0, -1]
+        logits[template.ends(tokenizer, True)] = -torch.inf
+        assert token == logits.argmax().item()
+        prompt.append(token)
+    assert len(new) == 32
+
+
+@pytest.mark.parametrize("form", ["f16", "bf16", "q8_0"])
+def test_rounded_weights_are_compared_with_the_same_rounded_weights(form, export_gguf, tokenizer):
+    """So that a form with 8 bits is not let through with an error of its own size."""
+    folder = export_gguf(build(tokenizer, **STOCK), form)
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(folder / "run.gguf").tensors}
+    assert kinds["output.weight"] == kinds["blk.1.ffn_down.weight"] == form.upper()
+    assert kinds["output_norm.weight"] == kinds["blk.0.attn_q_norm.weight"] == "F32"
+
+
+def test_ids_of_a_hundred_thousand_tokens(tmp_path):
+    """Code, and text in other scripts, as a tokenizer of real size encodes them."""
+    library = Path(sysconfig.get_path("stdlib"))
+    texts = [file.read_text(errors="ignore")[:20_000] for file in sorted(library.glob("*.py"))[:40]]
+    texts += [
+        "Größe İstanbul ﬁn ǅ ①½²٣ 3.14e-10 0x1F 1_000 'LL they'Re I'm 'tis",
+        "สวัสดี नमस्ते தமிழ் שָׁלוֹם العَرَبِيَّة 한글 가각 日本語、。",
+        "👩\u200d💻🏳️\u200d🌈 a\u0301\u0323 \u0130\u017f",
+        "\t\r\n\r\r\n \n  x\u00a0\u2009y \n\n !\n\r\n ...\n",
+    ]
+    tokenizer = Tokenizer.train(texts, 4096, split=DIGITS)
+    model = build(tokenizer, **STOCK | dict(seq_len=16))
+    loaded = Trained(EvalConfig(), tmp_path / "run", origin_of(model), model, tokenizer)
+    file = tmp_path / "run.gguf"
+    llama_cpp.write(file, loaded, mapping.to_huggingface(model), "f16")
+    served = llama_cpp.Served(file, 16)
+    total = 0
+    for text in texts:
+        ids = tokenizer.encode(text)
+        assert served(text).input_ids == [0, *ids], text[:40]
+        total += len(ids)
+    assert total > 100_000
+
+
+def origin_of(model) -> Origin:
+    return Origin(step=7, tokens=7000, identity={}, model=model.config)
+
+
+# ------------------------------------------------------------------------------- wrong files
+
+
+def writes(method: str, change):
+    """Lets a method of GGUFWriter write change(what it was given)."""
+
+    def spoil(monkeypatch):
+        honest = getattr(gguf.GGUFWriter, method)
+        lied = lambda self, value, *more: honest(self, change(value), *more)
+        monkeypatch.setattr(gguf.GGUFWriter, method, lied)
+
+    return spoil
+
+
+def tensors(part: str, change):
+    """Lets the tensors with `part` in their names be change(values)."""
+
+    def spoil(monkeypatch):
+        honest = gguf.GGUFWriter.add_tensor
+
+        def add(self, name, values, **options):
+            honest(self, name, change(values) if part in name else values, **options)
+
+        monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add)
+
+    return spoil
+
+
+def exchanged(values):
+    """The rows of a head that belong together, beside each other, in halves again."""
+    pairs = values.reshape(4, -1, 2, values.shape[-1])
+    return pairs.swapaxes(1, 2).reshape(values.shape).copy()
+
+
+def replaced(module, name: str, value):
+    return lambda monkeypatch: monkeypatch.setattr(module, name, value)
+
+
+OFF = template.TEMPLATE.replace("<|user|>", "<|assistant|>")
+FAULTS = {  # name -> (changes of the shape, what is spoilt, what the refusal says)
+    "no permutation": (LLAMA, tensors("attn_q.", exchanged), "log p"),
+    "a permutation that it needs not": (STOCK, tensors("attn_k.", exchanged), "log p"),
+    "a norm of twos": (STOCK, tensors("ffn_norm", lambda w: 2 * w), "log p"),
+    "a norm of keys": (STOCK, tensors("attn_k_norm", lambda w: 2 * w), "log p"),
+    "a table that is not folded": (STOCK, replaced(mapping, "rms_norm", lambda w: w), "log p"),
+    "another rotation": (STOCK, writes("add_rope_freq_base", lambda x: 10 * x), "log p"),
+    "another eps": (STOCK, writes("add_layer_norm_rms_eps", lambda x: 100 * x), "log p"),
+    "another pre-tokenizer": (STOCK, replaced(llama_cpp, "SPLIT_NAME", "llama-bpe"), "encodes"),
+    "merges in another order": (STOCK, writes("add_token_merges", lambda x: x[::-1]), "encodes"),
+    "no BOS": (STOCK, writes("add_add_bos_token", lambda _: False), "encodes"),
+    "another end of a text": (STOCK, writes("add_eot_token_id", lambda _: 3), "the token 0"),
+    "the user for the model": (STOCK, writes("add_chat_template", lambda _: OFF), "chat template"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_file_is_never_left(fault, export_gguf, tokenizer, tmp_path, monkeypatch):
+    changes, spoil, words = FAULTS[fault]
+    spoil(monkeypatch)
+    with pytest.raises(ParityError, match=words) as refused:
+        export_gguf(build(tokenizer, **changes | LONG), tuned=True)
+    assert refused.value.exit_code == 7
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_untrained_model_hides_nothing(export_gguf, tokenizer, monkeypatch):
+    """What its attention writes is zero: the random weights show that keys are wrong."""
+    model = build(tokenizer, **STOCK)
+    model.init_weights()
+    tensors("attn_k.", exchanged)(monkeypatch)
+    with pytest.raises(ParityError, match="random"):
+        export_gguf(model)
+
+
+# --------------------------------------------------------------------------------- refusals
+
+REFUSED = {  # name -> (changes of the shape, of the tokenizer, the form, what is said)
+    "extras": (STOCK | dict(extras=EXTRAS), {}, "f16", "extras.*d12-stock"),
+    "softcap": (dict(mlp="swiglu"), {}, "f16", "logit_softcap 15.0"),
+    "relu2": (dict(logit_softcap=0.0), {}, "f16", "mlp relu2"),
+    "NoPE": (LLAMA | dict(nope_every=2), {}, "f16", "--nope_every 0"),
+    "NFC": (STOCK, dict(nfc=True), "f16", "--no_nfc"),
+    "two digits": (STOCK, dict(split=split_of(2, marks=False)), "f16", "--digits 1"),
+    "marks": (STOCK, dict(split=split_of(1, marks=True)), "f16", "--digits 1"),
+    "blocks of 32": (STOCK | dict(n_embd=66), {}, "q8_0", "f16"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_it_would_compute_differently_is_refused(case, export_gguf, tmp_path):
+    changes, of_tokenizer, form, words = REFUSED[case]
+    tokenizer = Tokenizer.train(LINES, 300, **dict(split=DIGITS) | of_tokenizer)
+    with pytest.raises(UsageError, match=words) as refused:
+        export_gguf(build(tokenizer, **changes), form, tokenizer=tokenizer)
+    assert refused.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_its_packages_it_says_how_to_install_them(export_gguf, tokenizer, monkeypatch):
+    monkeypatch.setattr(llama_cpp, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="requirements-eval.txt"):
+        export_gguf(build(tokenizer, **STOCK))
+
+
+def test_a_full_disk_leaves_nothing(export_gguf, tokenizer, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match="0.001 MB are free"):
+        export_gguf(build(tokenizer, **STOCK))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_modelfile_has_the_conversation_of_the_template(export_gguf, tokenizer):
+    """Ollama is not at hand: its words, in their order, and nothing of theirs beside."""
+    text = (export_gguf(build(tokenizer, **STOCK | LONG), tuned=True) / "Modelfile").read_text()
+    assert text.startswith("FROM ./run.gguf\n") and "PARAMETER num_ctx 256\n" in text
+    spoken = text.split('"""')[1]
+    roles = ["<|user|>", "<|end|>", "<|assistant|>", "<|end|>", "<|assistant|>"]
+    assert [
+        word for word in spoken.replace("|>", "|> ").replace("<|", " <|").split() if "<|" in word
+    ] == roles
+
+
+def test_stock_presets_have_the_size_of_the_fast_ones():
+    for name in ("tiny", "d12", "d20"):
+        fast, stock = (find_preset(word).model for word in (name, f"{name}-stock"))
+        assert mapping.choose_class(stock)[0] == "Qwen3"
+        sizes = [c.mlp_hidden * (3 if c.mlp == "swiglu" else 2) for c in (fast, stock)]
+        assert abs(sizes[1] / sizes[0] - 1) < 0.05
+        kept = dict(mlp="relu2", mlp_hidden=fast.mlp_hidden, extras=fast.extras)
+        assert replace(stock, logit_softcap=fast.logit_softcap, **kept) == fast
+    assert find_preset("nonsense-stock") is None
