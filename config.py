@@ -57,8 +57,8 @@ VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The architecture. Llama's (smol-135m, biatron-345m) maps onto a stock class of transformers;
-    an export of any other brings its own modelling file."""
+    """The architecture. Some (`in_stock_shape`, smol-135m) have a stock class of transformers; an
+    export of any other brings its own modelling file."""
 
     seq_len: Size = 2048
     """Positions the model sees at once (a row holds one token more)."""
@@ -450,14 +450,13 @@ for _base in ("tiny", "tiny-stock"):
 
 
 def find_preset(word: str) -> Preset | None:
-    """The preset of that name, or of that depth: "d16"; with "-stock" after it, in a shape that
-    other programs know. None if there is none."""
-    found = re.fullmatch("(.+)-stock", word)
-    if found:
-        preset = find_preset(found[1])
-        return in_stock_shape(preset) if preset else None
-    depth = re.fullmatch("d([1-9][0-9]?)", word)
-    return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
+    """The preset of that name, or of that depth: "d16"; "d16-stock" in a shape that other programs
+    know. None if there is none."""
+    depth = re.fullmatch("d([1-9][0-9]?)(-stock)?", word)
+    if depth is None:
+        return PRESETS.get(word)
+    preset = preset_of_depth(int(depth[1]))
+    return in_stock_shape(preset) if depth[2] else preset
 
 
 # Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours; and those

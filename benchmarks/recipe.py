@@ -117,11 +117,11 @@ def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, f
     return 1 / times if times else 0.0
 
 
-def needs(found: dict, data: str, name: str, tokens: int, classes) -> str:
+def needs(found: dict, text: str, name: str, tokens: int, classes) -> str:
     """How many times as many tokens as the base, a number for each seed; n/a: beyond the runs."""
     times = []
     for seed in SEEDS:
-        of = [[(t, found.get((data, who, seed, t))) for t in HORIZONS] for who in (name, "base")]
+        of = [[(t, found.get((text, who, seed, t))) for t in HORIZONS] for who in (name, "base")]
         curves = [[(t, bits_per_byte(row, classes)) for t, row in rows if row] for rows in of]
         if all(tokens in dict(curve) for curve in curves):
             times.append(saved(tokens, *curves))
@@ -130,13 +130,17 @@ def needs(found: dict, data: str, name: str, tokens: int, classes) -> str:
 
 def render(rows: list[dict]) -> str:
     """RECIPE.md."""
-    found = {(r["data"], r["name"], r["seed"], r["tokens"]): r for r in rows}
+    found = {(r["fingerprint"], r["name"], r["seed"], r["tokens"]): r for r in rows}
+    prepared = {(r["data"], r["name"]): r["fingerprint"] for r in rows}  # the base's may be several
     names = [name for part in CHANGES.values() for name in part]
     ends = HORIZONS[1:]
     text = ABOUT
     for data, (of, classes) in product(("code", "prose"), CLASSES.items()):
-        made = [name for name in names if (data, name, 0, ends[0]) in found]
-        cells = [[name, *(needs(found, data, name, t, classes) for t in ends)] for name in made]
+        made = {name: prepared[data, name] for name in names if (data, name) in prepared}
+        cells = [
+            [name, *(needs(found, of_text, name, t, classes) for t in ends)]
+            for name, of_text in made.items()
+        ]
         header = [f"{data}: {of}", *(f"{short(t)} tokens" for t in ends)]
         text += f"\n{runs.table(header, cells)}\n" if made else ""
     return text

@@ -1,5 +1,6 @@
-"""hf/llama_cpp.py: stock llama.cpp has our ids, log probabilities and greedy text of what `export.py
---gguf` writes; what it would compute differently is refused; a wrong file is never left."""
+"""hf/llama_cpp.py: stock llama.cpp has our ids, log probabilities and greedy text of what
+`export.py --gguf` writes; what it would compute differently is refused; a wrong file is never left.
+"""
 
 import re
 import shutil
@@ -172,7 +173,7 @@ FAULTS = {  # name -> (changes of the shape, what is spoilt, what the refusal sa
     "a table that is not folded": (STOCK, replaced(mapping, "rms_norm", lambda w: w), "log p"),
     "another rotation": (STOCK, writes("add_rope_freq_base", lambda x: 10 * x), "log p"),
     "another eps": (STOCK, writes("add_layer_norm_rms_eps", lambda x: 100 * x), "log p"),
-    "another pre-tokenizer": (STOCK, replaced(llama_cpp, "SPLIT_NAME", "llama-bpe"), "encodes"),
+    "another pre-tokenizer": (STOCK, replaced(llama_cpp, "SPLIT_NAME", "gpt-2"), "encodes"),
     "merges in another order": (STOCK, writes("add_token_merges", lambda x: x[::-1]), "encodes"),
     "no BOS": (STOCK, writes("add_add_bos_token", lambda _: False), "encodes"),
     "another end of a text": (STOCK, writes("add_eot_token_id", lambda _: 3), "the token 0"),
@@ -188,15 +189,6 @@ def test_a_wrong_file_is_never_left(fault, export_gguf, tokenizer, tmp_path, mon
         export_gguf(build(tokenizer, **changes | LONG), tuned=True)
     assert refused.value.exit_code == 7
     assert not list(tmp_path.iterdir())
-
-
-def test_an_untrained_model_hides_nothing(export_gguf, tokenizer, monkeypatch):
-    """What its attention writes is zero: the random weights show that keys are wrong."""
-    model = build(tokenizer, **STOCK)
-    model.init_weights()
-    tensors("attn_k.", exchanged)(monkeypatch)
-    with pytest.raises(ParityError, match="random"):
-        export_gguf(model)
 
 
 # --------------------------------------------------------------------------------- refusals
@@ -242,10 +234,8 @@ def test_the_modelfile_has_the_conversation_of_the_template(export_gguf, tokeniz
     text = (export_gguf(build(tokenizer, **STOCK | LONG), tuned=True) / "Modelfile").read_text()
     assert text.startswith("FROM ./run.gguf\n") and "PARAMETER num_ctx 256\n" in text
     spoken = text.split('"""')[1]
-    roles = ["<|user|>", "<|end|>", "<|assistant|>", "<|end|>", "<|assistant|>"]
-    assert [
-        word for word in spoken.replace("|>", "|> ").replace("<|", " <|").split() if "<|" in word
-    ] == roles
+    roles = "<|user|> <|end|> <|assistant|> <|end|> <|assistant|>"
+    assert re.findall(r"<\|\w+\|>", spoken) == roles.split()
 
 
 def test_stock_presets_have_the_size_of_the_fast_ones():
@@ -256,4 +246,5 @@ def test_stock_presets_have_the_size_of_the_fast_ones():
         assert abs(sizes[1] / sizes[0] - 1) < 0.05
         kept = dict(mlp="relu2", mlp_hidden=fast.mlp_hidden, extras=fast.extras)
         assert replace(stock, logit_softcap=fast.logit_softcap, **kept) == fast
-    assert find_preset("nonsense-stock") is None
+    for name in ("tiny-chat-stock", "d12-stock-stock", "nonsense-stock", "smol-135m-stock"):
+        assert find_preset(name) is None
