@@ -70,8 +70,7 @@ def export(config: ExportConfig) -> Path:
     out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.origin.step:08d}")
     if os.path.lexists(out):
         raise UsageError(f"{out} exists already; remove it, or give another --out")
-    folder = out.with_name(f".tmp-{out.name}")
-    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
+    folder = disk.temporary(out)
     try:
         folder.mkdir(parents=True)
         if config.gguf:
@@ -96,7 +95,7 @@ def export_to_transformers(loaded: Trained, folder: Path, out: Path) -> str:
     say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
-    record = write_model(loaded, folder, template.ends(tokenizer, tuned))
+    record = write_model(loaded, folder)
     usage = card.usage(out.name, prompt, own, tuned)
     card.write_card(folder, f"nano2049 {run_dir.name}", record, model, find_data(loaded), usage)
     # A row of the exported model is one document, whatever the rows of training were.
@@ -114,7 +113,7 @@ def find_data(loaded: Trained) -> Manifest | None:
         return None
 
 
-def write_model(loaded: Trained, folder: Path, ends: list[int]) -> Export:
+def write_model(loaded: Trained, folder: Path) -> Export:
     """Weights, generation_config.json and, with the hash of every file, config.json; returns what
     it keeps under `nano2049`. ends: ids that end a text."""
     config = mapping.folded(loaded.model.config)
@@ -131,7 +130,7 @@ def write_model(loaded: Trained, folder: Path, ends: list[int]) -> Export:
     generation = {
         "bos_token_id": config.bos_id,
         "pad_token_id": config.bos_id,
-        "eos_token_id": ends,
+        "eos_token_id": template.ends(loaded.tokenizer, loaded.origin.tuned),
         "do_sample": True,
         "temperature": 0.8,
         "top_k": 50,

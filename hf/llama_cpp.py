@@ -1,6 +1,6 @@
 """A model as one GGUF file, for llama.cpp, Ollama and LM Studio: `export.py MODEL --gguf f16`.
 
-Weights and names are those that mapping.py makes for transformers' Llama or Qwen3; `gguf` writes
+Weights and names are those that mapping.py makes for transformers' stock classes; `gguf` writes
 them. Guarantees: the file is kept only after stock llama.cpp (the package xllamacpp), reading
 it, gave our token ids and our log probabilities, and ended where a text ends. What llama.cpp does
 not compute is refused before anything is written. Needs requirements-eval.txt. Next: export.py
@@ -8,12 +8,14 @@ calls this.
 """
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +38,8 @@ MODELFILE = '''FROM ./{file}
 TEMPLATE """{template}"""
 PARAMETER temperature 0.8
 PARAMETER top_k 50
+PARAMETER top_p 1
+PARAMETER repeat_penalty 1
 PARAMETER num_ctx {seq_len}
 '''
 # chat.py's conversation in Ollama's language, a Go template; the file says that BOS comes first.
@@ -55,7 +59,7 @@ def refuse_others(model: GPT, tokenizer: Tokenizer, form: str) -> None:
     if not (find_spec("gguf") and find_spec("xllamacpp")):
         problem = f"two packages are missing; {install('requirements-eval.txt')}"
     elif name == mapping.OWN:
-        problem = f"{reason}, and so has llama.cpp; train a preset like d12-stock"
+        problem = f"{reason}, nor has llama.cpp; train a preset like d12-stock"
     elif c.nope_every:
         problem = f"llama.cpp has no nope_every {c.nope_every}; train with --nope_every 0"
     elif tokenizer.nfc:
@@ -77,12 +81,13 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     tuned = loaded.origin.tuned
     refuse_others(model, tokenizer, form)
     c = replace(model.config, doc_mask=False)  # a text is one document
-    name = loaded.run_dir.name
+    name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name, flags=re.ASCII)  # as Ollama wants it
     file = folder / f"{name}.gguf"
     weights = mapping.to_huggingface(model)
     disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
     rounded = write(file, loaded, weights, form)
-    same = mapping.model_of(c, mapping.from_huggingface(c, rounded))
+    kind, _ = mapping.choose_class(c)
+    same = mapping.model_of(c, mapping.from_huggingface(c, rounded, kind))
     served = Served(file, c.seq_len)
     far = check_numbers(same, served, TOLERANCE[form])
     chats = check_texts(served, tokenizer, tuned)
@@ -148,6 +153,8 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
         kind = gguf.GGMLQuantizationType[form.upper() if weight.ndim == 2 else "F32"]
         values = gguf.quants.quantize(weight.numpy(), kind)
         rounded[theirs] = torch.from_numpy(gguf.quants.dequantize(values, kind))
+        if not rounded[theirs].isfinite().all():
+            raise UsageError(f"--gguf: a weight is too large for {form}; take bf16")
         heads = {"q_proj": c.n_head, "k_proj": c.n_kv_head}.get(theirs.split(".")[-2])
         if heads and arch == "llama":
             # it rotates neighbours (2i, 2i + 1), where we rotate i and i + D/2
@@ -184,25 +191,30 @@ class Served:
         params.flash_attn_type = 0
         params.cache_type_k = 0
         params.cache_type_v = 0
-        self.server = xllamacpp.Server(params)
+        try:
+            self.server = xllamacpp.Server(params)
+        except RuntimeError as error:
+            raise ParityError(f"llama.cpp does not open {file}: {error}") from None
         self.session = requests.Session()
         self.session.trust_env = False  # no proxy
 
-    def post(self, path: str, **body) -> dict:
-        answer = self.session.post(self.server.listening_address + path, json=body)
-        answer.raise_for_status()
+    def ask(self, path: str, **body) -> dict:
+        address = self.server.listening_address + path
+        answer = self.session.request("POST" if body else "GET", address, json=body)
+        if not answer.ok:
+            raise ParityError(f"llama.cpp refuses {path}: {answer.text[:200]}")
         return answer.json()
 
     def __call__(self, text: str, add_special_tokens=True, parse_special=False, **_):
         how = dict(add_special=add_special_tokens, parse_special=parse_special)
-        return SimpleNamespace(input_ids=self.post("/tokenize", content=text, **how)["tokens"])
+        return SimpleNamespace(input_ids=self.ask("/tokenize", content=text, **how)["tokens"])
 
     def decode(self, ids: list[int]) -> str:
-        return self.post("/detokenize", tokens=ids)["content"]
+        return self.ask("/detokenize", tokens=ids)["content"]
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool, **_):
         how = dict(messages=messages, add_generation_prompt=add_generation_prompt)
-        prompt = self.post("/apply-template", **how)["prompt"]
+        prompt = self.ask("/apply-template", **how)["prompt"]
         return self(prompt, parse_special=True).input_ids
 
 
@@ -222,11 +234,13 @@ def check_numbers(model: GPT, served: Served, tolerance: float) -> float:
     letter = served("a", add_special_tokens=False).input_ids[0]
     # Of a token that completes no character the server says nothing: it has to write a letter.
     how = dict(n_predict=1, logit_bias=[[letter, 1e4]], n_probs=CANDIDATES, cache_prompt=False)
-    far = 0.0
+    found = []
     for n in (1, 2, T // 4, T // 2, T - 1):
-        answer = served.post("/completion", prompt=ids[:n].tolist(), **how)
+        answer = served.ask("/completion", prompt=ids[:n].tolist(), **how)
         for token in answer["completion_probabilities"][0]["top_logprobs"]:
-            far = max(far, abs(token["logprob"] - log_p[n - 1, token["id"]].item()))
+            found.append((token["logprob"], log_p[n - 1, token["id"]].item()))
+    theirs, ours = np.array(found, float).T  # None, which is JSON's NaN, becomes NaN
+    far = np.abs(theirs - ours).max()  # NaN stays
     if not far <= limit:  # NaN is wrong as well
         raise ParityError(
             f"log p differs by {far:.1e} nats from llama.cpp's, {limit:.1e} is allowed"
@@ -238,9 +252,12 @@ def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
     """Compare ids of texts and of conversations, and where llama.cpp ends; returns how many
     conversations. ParityError if any differs."""
     parity.check_ids(served, tokenizer)
-    for end in template.ends(tokenizer, tuned):
-        forced = served.post("/completion", prompt="a", n_predict=2, logit_bias=[[end, 1e4]])
-        if forced["stop_type"] != "eos":
+    ends = template.ends(tokenizer, tuned)
+    # Some ends it knows by their names; other programs look for the one that the file has.
+    right = served.ask("/props")["eos_token"] == tokenizer.decode(ends[:1])
+    for end in ends:
+        forced = served.ask("/completion", prompt="a", n_predict=2, logit_bias=[[end, 1e4]])
+        if not right or forced["stop_type"] != "eos":
             raise ParityError(f"llama.cpp does not end at the token {end}")
     # It takes a special token that is typed for the token, unlike ours.
     texts = [text for text in parity.TEXTS if "<|" not in text] if tuned else []

@@ -144,9 +144,9 @@ def to_huggingface(model: GPT) -> dict[str, Tensor]:
     return weights
 
 
-def from_huggingface(c: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `to_huggingface`: a state dict of GPT(c)."""
-    names = names_in(c, choose_class(c)[0])
+def from_huggingface(c: GPTConfig, weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The inverse of `to_huggingface`: a state dict of GPT(c). name: of the weights' class."""
+    names = names_in(c, name)
     return fit_tables(c, {k: weights[theirs] for k, theirs in names.items() if theirs in weights})
 
 
@@ -180,7 +180,7 @@ def load_exported(folder: Path, device="cpu", dtype=torch.float32) -> tuple[GPT,
         if not has_sha256(file_in(folder, name), sha256):
             raise CheckpointError(f"{folder / name} is not as it was exported; copy it again")
     weights = load_file(file_in(folder, "model.safetensors"))
-    return model_of(c, from_huggingface(c, weights), dtype, device), record
+    return model_of(c, from_huggingface(c, weights, record.class_name), dtype, device), record
 
 
 def read_record(folder: Path) -> Export:
@@ -194,7 +194,10 @@ def read_record(folder: Path) -> Export:
     except DataError as error:
         raise CheckpointError(f"{error}; export it again") from None
     # It states the model twice, for transformers and for us; edited in one place, both would run.
+    # A class that is stock today may have had our own file when it was exported.
     c = record.model
-    if not config_json(c, choose_class(c)[0]).items() <= tree.items():
+    name = record.class_name
+    is_whole = config_json(c, name).items() <= tree.items()
+    if not is_whole or name not in (OWN, choose_class(c)[0]):
         raise CheckpointError(f"{file} is not as it was exported; copy it again")
     return record

@@ -115,7 +115,8 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
 def check_ids(theirs, tokenizer: Tokenizer, **split) -> None:
     """Ids with BOS in front, ids without, and text from ids; a special token that is typed is
     plain text, if need be on request: **split."""
-    for text in TEXTS:
+    texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
+    for text in (*TEXTS, "".join(texts), " ".join(texts)):
         ids = tokenizer.encode(text)
         alone = theirs(text, add_special_tokens=False, **split).input_ids
         if theirs(text, **split).input_ids != [tokenizer.bos_id, *ids] or alone != ids:

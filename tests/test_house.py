@@ -34,14 +34,14 @@ OPTIONAL = {"instruments", "stores"}  # a program imports them only where they a
 # is to read, however it is laid out (tokens.py).
 BUDGETS = {
     "train.py model.py data.py": 9361,  # the first evening
-    "*.py": 20976,
+    "*.py": 21266,
     "machinery/**/*.py stores/**/*.py": 22078,  # 2320 of them in formats.py, for all rooms
-    "preparation/**/*.py": 12589,
-    "hf/**/*.py": 9205,
+    "preparation/**/*.py": 12643,
+    "hf/**/*.py": 11483,  # 1925 of them in llama_cpp.py, by which this and the program once grew
     "instruments/**/*.py": 23025,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 87873,
-    "benchmarks/**/*.py": 25760,
-    "tests/**/*.py": 146061,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 90495,
+    "benchmarks/**/*.py": 25814,
+    "tests/**/*.py": 148974,
     "course/**/*.py": 165725,
 }
 

@@ -314,6 +314,18 @@ def test_the_folder(export_model):
         assert words in card
 
 
+def test_what_was_exported_before_its_class_was_known_is_read(export_model, monkeypatch):
+    """Shapes of Qwen3 and SmolLM3 brought our own file once."""
+    changes = STOCK | dict(n_kv_head=2)
+    with monkeypatch.context() as before:
+        before.setattr(mapping, "choose_class", lambda c: (mapping.OWN, "it was so"))
+        folder = export_model(build(**changes))
+    ids = torch.arange(40)[None]
+    back, record = mapping.load_exported(folder)
+    assert record.class_name == mapping.OWN and back.config.embed_norm
+    assert torch.equal(back(ids), build(**changes)(ids))
+
+
 def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
     with pytest.raises(ValueError, match="was not written by export.py") as refused:
         mapping.load_exported(tmp_path / "data")

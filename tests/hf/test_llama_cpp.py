@@ -48,10 +48,10 @@ def tokenizer():
 def export_gguf(tokenizer, tmp_path, monkeypatch):
     """export.export for a model in memory, without a run on disk."""
 
-    def export_gguf(model, form="f32", tuned=False, tokenizer=tokenizer):
+    def export_gguf(model, form="f32", tuned=False, tokenizer=tokenizer, name="run"):
         identity = dict(conversations=True) if tuned else {}
         origin = Origin(step=7, tokens=7000, identity=identity, model=model.config)
-        loaded = Trained(EvalConfig(), tmp_path / "run", origin, model, tokenizer)
+        loaded = Trained(EvalConfig(), tmp_path / name, origin, model, tokenizer)
         monkeypatch.setattr(models, "load_model", lambda config: loaded)
         return export.export(export.ExportConfig(out=str(tmp_path / "out"), gguf=form))
 
@@ -80,7 +80,7 @@ def test_llama_cpp_writes_our_greedy_text(shape, tuned, export_gguf, tokenizer, 
     prompt = [0, *tokenizer.encode(LINES[7])]
     how = dict(n_predict=32, temperature=0, cache_prompt=False, return_tokens=True)
     how["logit_bias"] = [[end, -1e4] for end in template.ends(tokenizer, True)]  # it goes on
-    new = served.post("/completion", prompt=prompt, **how)["tokens"]
+    new = served.ask("/completion", prompt=prompt, **how)["tokens"]
     for token in new:
         logits = ours(torch.tensor([prompt]))[0, -1]
         logits[template.ends(tokenizer, True)] = -torch.inf
@@ -176,6 +176,8 @@ FAULTS = {  # name -> (changes of the shape, what is spoilt, what the refusal sa
     "another pre-tokenizer": (STOCK, replaced(llama_cpp, "SPLIT_NAME", "gpt-2"), "encodes"),
     "merges in another order": (STOCK, writes("add_token_merges", lambda x: x[::-1]), "encodes"),
     "no BOS": (STOCK, writes("add_add_bos_token", lambda _: False), "encodes"),
+    "another end of an answer": (STOCK, writes("add_eos_token_id", lambda _: 1), "the token 3"),
+    "merges left out": (STOCK, writes("add_token_merges", lambda x: x[:-20]), "encodes"),
     "another end of a text": (STOCK, writes("add_eot_token_id", lambda _: 3), "the token 0"),
     "the user for the model": (STOCK, writes("add_chat_template", lambda _: OFF), "chat template"),
 }
@@ -212,6 +214,45 @@ def test_what_it_would_compute_differently_is_refused(case, export_gguf, tmp_pat
     with pytest.raises(UsageError, match=words) as refused:
         export_gguf(build(tokenizer, **changes), form, tokenizer=tokenizer)
     assert refused.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_weight_that_the_form_cannot_hold_is_refused(export_gguf, tokenizer, tmp_path):
+    model = build(tokenizer, **STOCK)
+    with torch.no_grad():
+        model.blocks[0].attn.q.weight[5, 5] = 1e5  # q is normed
+    with pytest.raises(UsageError, match="f16; take bf16"):
+        export_gguf(model, "f16")
+    assert not list(tmp_path.iterdir())
+    export_gguf(model, "bf16")
+
+
+def test_a_number_that_is_none_is_no_small_difference(export_gguf, tokenizer, monkeypatch):
+    model = build(tokenizer, **STOCK)
+    honest = mapping.model_of
+    spoilt = lambda c, state: honest(c, {k: w * torch.nan for k, w in state.items()})
+    monkeypatch.setattr(mapping, "model_of", spoilt)
+    with pytest.raises(ParityError, match="differs by nan"):
+        export_gguf(model)
+
+
+ODD = ["a b", "new\nline", "q'u\"ote$(x)", "\udce9", "é" * 120]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_run_of_any_name_has_a_file_that_the_modelfile_finds(name, export_gguf, tokenizer):
+    folder = export_gguf(build(tokenizer, **STOCK | dict(seq_len=8)), name=name)
+    (file,) = (path for path in folder.iterdir() if path.suffix == ".gguf")
+    text = (folder / "Modelfile").read_text()
+    assert text.splitlines()[0] == f"FROM ./{file.name}" and text.splitlines()[1][:8] == "TEMPLATE"
+    assert re.fullmatch(r"[\w.-]+", file.name)
+
+
+def test_what_does_not_open_is_an_error_of_one_sentence(export_gguf, tmp_path, capfd):
+    """A tokenizer of bytes alone has no merges, which llama.cpp wants."""
+    tokenizer = Tokenizer.train(["a"], 260, split=DIGITS)
+    with pytest.raises(ParityError, match="does not open"):
+        export_gguf(build(tokenizer, **STOCK), tokenizer=tokenizer)
     assert not list(tmp_path.iterdir())
 
 
