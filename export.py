@@ -1,7 +1,9 @@
-"""A checkpoint -> a folder that transformers loads: `python export.py [MODEL] [--out FOLDER]`.
+"""A checkpoint -> a model for other programs. MODEL: a preset, a run or a checkpoint.
 
-hf/export.py does the work: it writes the weights, the tokenizer and a card, and compares what
-transformers computes with them. MODEL: a preset, a run or a checkpoint.
+    python export.py [MODEL] [--out FOLDER]     a folder that transformers loads
+    python export.py [MODEL] --gguf f16         a file for llama.cpp and Ollama
+
+hf/export.py does the work, and compares what the other program computes with what ours does.
 """
 
 from hf.export import main

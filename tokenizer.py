@@ -119,20 +119,21 @@ class Tokenizer:
         self.token_bytes[list(self.special.values())] = 0
         # What `train` makes, tiktoken runs with the same ids. It knows no options, and takes the
         # order of ids for that of merges.
-        self.split = _split_in(tree)
-        blank = json.loads(_blank(self.split, nfc=False).to_str())
+        split = _split_in(tree)
+        blank = json.loads(_blank(split, nfc=False).to_str())
         merged = [tree["model"]["vocab"].get("".join(pair), -1) for pair in tree["model"]["merges"]]
         first_merged = len(SPECIAL_TOKENS) + len(symbols)
-        self.made_here = (
+        is_ours = (
             tree["pre_tokenizer"] == blank["pre_tokenizer"]
             and tree["model"] | {"vocab": {}, "merges": []} == blank["model"]
             and tuple(added) == SPECIAL_TOKENS
             and merged == list(range(first_merged, self.vocab_size))
         )
+        self.split = split if is_ours else ""
         self._tiktoken = None
-        if self.made_here:
+        if is_ours:
             self._tiktoken = tiktoken.Encoding(
-                "nano2049", pat_str=self.split, mergeable_ranks=ranks, special_tokens={}
+                "nano2049", pat_str=split, mergeable_ranks=ranks, special_tokens={}
             )
         self._tokenizers = bpe
         if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):

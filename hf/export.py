@@ -1,4 +1,5 @@
-"""A checkpoint -> a folder that transformers loads; export.py is the command.
+"""A checkpoint -> a folder that transformers loads, or a file for llama.cpp (llama_cpp.py);
+export.py is the command.
 
 Reads RUN_DIR's newest valid checkpoint (or --checkpoint), its tokenizer.json and metrics.jsonl; the
 data folder only for the model card. Writes model.safetensors, config.json, the tokenizer, the card,
@@ -115,7 +116,7 @@ def find_data(loaded: Trained) -> Manifest | None:
 
 def write_model(loaded: Trained, folder: Path) -> Export:
     """Weights, generation_config.json and, with the hash of every file, config.json; returns what
-    it keeps under `nano2049`. ends: ids that end a text."""
+    it keeps under `nano2049`."""
     config = mapping.folded(loaded.model.config)
     name, _ = mapping.choose_class(config)
     weights = mapping.to_huggingface(loaded.model)

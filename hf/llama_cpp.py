@@ -54,7 +54,6 @@ def refuse_others(model: GPT, tokenizer: Tokenizer, form: str) -> None:
     """UsageError, with the way out, for what llama.cpp does not compute or read."""
     c = model.config
     name, reason = mapping.choose_class(c)
-    split = split_of(digits=1, marks=False)
     problem = ""
     if not (find_spec("gguf") and find_spec("xllamacpp")):
         problem = f"two packages are missing; {install('requirements-eval.txt')}"
@@ -64,7 +63,7 @@ def refuse_others(model: GPT, tokenizer: Tokenizer, form: str) -> None:
         problem = f"llama.cpp has no nope_every {c.nope_every}; train with --nope_every 0"
     elif tokenizer.nfc:
         problem = "llama.cpp does not normalize text (nfc); prepare it with --no_nfc"
-    elif tokenizer.split != split or not tokenizer.made_here:
+    elif tokenizer.split != split_of(digits=1, marks=False):
         problem = "llama.cpp does not split text like this tokenizer; prepare it with --digits 1"
         problem += ", and without --keep_marks and --tokenizer"
     elif form == "q8_0" and any(w % 32 for w in (c.n_embd, c.mlp_hidden, c.n_head * c.head_dim)):
@@ -81,7 +80,7 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     tuned = loaded.origin.tuned
     refuse_others(model, tokenizer, form)
     c = replace(model.config, doc_mask=False)  # a text is one document
-    name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name, flags=re.ASCII)  # as Ollama wants it
+    name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
     file = folder / f"{name}.gguf"
     weights = mapping.to_huggingface(model)
     disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")

@@ -113,8 +113,8 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
 
 
 def check_ids(theirs, tokenizer: Tokenizer, **split) -> None:
-    """Ids with BOS in front, ids without, and text from ids; a special token that is typed is
-    plain text, if need be on request: **split."""
+    """Ids with BOS in front, ids without, and text from ids; of awkward texts, and of the texts of
+    all tokens. split: options by which a special token that is typed is plain text."""
     texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
     for text in (*TEXTS, "".join(texts), " ".join(texts)):
         ids = tokenizer.encode(text)
@@ -126,10 +126,10 @@ def check_ids(theirs, tokenizer: Tokenizer, **split) -> None:
 
 
 def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
-    """Ids and special tokens. end: the id that ends a text, or a turn."""
-    check_ids(
-        theirs, tokenizer, **{} if end == tokenizer.bos_id else {"split_special_tokens": True}
-    )
+    """Ids and special tokens. end: the id that ends a text, or a turn: then a special token that is
+    typed must be split on request alone."""
+    split = {} if end == tokenizer.bos_id else {"split_special_tokens": True}
+    check_ids(theirs, tokenizer, **split)
     found = (len(theirs), theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     ours = (tokenizer.vocab_size, tokenizer.bos_id, end, tokenizer.bos_id)
     if found != ours:

@@ -102,12 +102,29 @@ def test_lone_surrogates_become_replacement_characters(tok):
     assert tok.decode(tok.encode("a\ud800b\ud83d\ude00")) == "a\ufffdb😀"
 
 
-def test_digits_come_in_groups_of_two():
-    """Even a text of nothing but years does not teach it a token of three digits."""
-    tok = Tokenizer.train([" ".join(str(year) for year in range(1000, 3000))] * 5, 500)
-    assert [tok.decode([i]) for i in tok.encode("20241")] == ["20", "24", "1"]
+@pytest.mark.parametrize("digits, expected", enumerate(["2 0 2 1 9 9", "20 21 99", "202 199"], 1))
+def test_digits_come_in_groups(digits, expected):
+    """Even a text of nothing but years does not teach it a token of more digits."""
+    years = [" ".join(str(year) for year in range(1000, 3000))] * 5
+    tok = Tokenizer.train(years, 1500, split=T.split_of(digits, marks=False))
+    assert [tok.decode([i]) for i in tok.encode("202199")] == expected.split()
     ids = [*tok.encode("7" * 40), *tok.encode("2020" * 5)]
-    assert max(len(tok.decode([i])) for i in ids) == 2
+    assert max(len(tok.decode([i])) for i in ids) <= digits
+    assert T.SPLIT == T.split_of(2, marks=False)  # the default's, also in older folders
+
+
+@pytest.mark.parametrize("split", sorted(T.SPLITS))
+def test_any_split_gives_the_ids_of_the_library(split, python_text, tmp_path):
+    texts = [*python_text[:20], *AWKWARD, "नमस्ते दुनिया தமிழ் สวัสดี العَرَبِيَّة " * 500]
+    Tokenizer.train(texts, 1200, split=split).save(tmp_path / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert again.split == split
+    hf = oracle(again.spec)
+    for text in [*texts, *random_texts(500, seed=3)]:
+        assert again.encode(text) == hf(text)
+        assert again.decode(again.encode(text)) == text
+    words = [len(again.encode(word)) for word in (" दुनिया", " தமிழ்")]
+    assert (max(words) == 1) == (r"\p{M}" in split)
 
 
 def test_a_long_text_has_the_ids_of_the_uncut_one(tok, python_text):

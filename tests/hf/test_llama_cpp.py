@@ -236,7 +236,7 @@ def test_a_number_that_is_none_is_no_small_difference(export_gguf, tokenizer, mo
         export_gguf(model)
 
 
-ODD = ["a b", "new\nline", "q'u\"ote$(x)", "\udce9", "é" * 120]
+ODD = ["x" * 250, "a b", "new\nline", "q'u\"ote$(x)", "\udce9", "é" * 120]
 
 
 @pytest.mark.parametrize("name", ODD)

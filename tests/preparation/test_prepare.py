@@ -49,7 +49,7 @@ from machinery.shards import Manifest
 from model import GPT
 from preparation import copies, reading, sources, worker
 from preparation.reading import Notes
-from tokenizer import SPECIAL_TOKENS, Tokenizer
+from tokenizer import SPECIAL_TOKENS, Tokenizer, split_of
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,21 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     mine = ("--tokenizer", str(undisturbed / "tokenizer.json"), "--nfc")
     other = prepare(undisturbed.parent / "e", "--source", f"files:{jsonl}", *mine)
     assert "was trained without it; add --no_nfc" in error_of(other, 2)
+
+
+def test_the_split_is_a_choice_and_makes_other_data(jsonl, undisturbed, tmp_path):
+    source = ("--source", f"files:{jsonl}")
+    for options in (("--digits", "1"), ("--keep_marks",)):
+        other = prepare(undisturbed, *source, *options)
+        assert "holds other data" in error_of(other, 2)
+        given = ("--tokenizer", str(undisturbed / "tokenizer.json"))
+        other = prepare(tmp_path / "e", *source, *given, *options)
+        assert "have no effect" in error_of(other, 2)
+    prepared(tmp_path / "one", *source, "--digits", "1")
+    tokenizer = tmp_path / "one" / "tokenizer.json"
+    assert Tokenizer.load(tokenizer).split == split_of(digits=1, marks=False)
+    prepared(tmp_path / "same", *source, "--digits", "1", "--tokenizer", str(tokenizer))
+    assert (tmp_path / "same" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
 
 
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatch):
