@@ -155,10 +155,11 @@ class DataConfig:
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
     digits: Annotated[int, 1, 3] = 2
-    """Most digits of a number in one token; 1 is what llama.cpp needs (docs/leave.md)."""
+    """Most digits of a number in one token of a tokenizer that is trained; llama.cpp needs 1
+    (docs/leave.md)."""
     keep_marks: bool = False
-    """Keep vowel signs and other combining marks with their letters: fewer tokens for Hindi, Tamil,
-    Thai or vowelled Arabic. llama.cpp cannot read such a tokenizer."""
+    """Likewise, keep vowel signs and other combining marks with their letters: fewer tokens for
+    Hindi, Tamil, Thai or vowelled Arabic."""
     dedup: Literal["none", "exact"] = "none"
     """exact: drop documents that are equal to an earlier one of their source. It takes a second
     pass over the text."""
@@ -369,9 +370,9 @@ def preset_of_depth(depth: int) -> Preset:
 
 
 def in_stock_shape(preset: Preset) -> Preset:
-    """The nearest model that other programs know, Qwen3's: SwiGLU, with as many weights as ReLU
-    squared has, no extras, no softcap; and a tokenizer with one digit per token (docs/leave.md)."""
-    hidden = 64 * round(preset.model.mlp_hidden / 96)  # three matrices instead of two
+    """The nearest model that other programs know, Qwen3's: SwiGLU, with about as many weights as
+    ReLU squared has, no extras, no softcap; one digit per token (docs/leave.md)."""
+    hidden = 64 * round(preset.model.mlp_hidden * 2 / 3 / 64)  # three matrices instead of two
     shape = dict(mlp="swiglu", mlp_hidden=hidden, extras=(), logit_softcap=0.0)
     data = replace(preset.data, digits=1)
     return replace(preset, model=replace(preset.model, **shape), data=data)
@@ -436,7 +437,8 @@ PRESETS = {
 }  # fmt: skip
 
 PRESETS["tiny-stock"] = in_stock_shape(PRESETS["tiny"])
-# They learn to answer, with the weights and the tokenizer of runs/tiny and runs/tiny-stock.
+# tiny-chat and tiny-stock-chat learn to answer: they begin with the weights of runs/tiny and
+# runs/tiny-stock, and have their tokenizers.
 for _base in ("tiny", "tiny-stock"):
     _preset = PRESETS[_base]
     PRESETS[f"{_base}-chat"] = replace(
@@ -452,11 +454,11 @@ for _base in ("tiny", "tiny-stock"):
 def find_preset(word: str) -> Preset | None:
     """The preset of that name, or of that depth: "d16"; "d16-stock" in a shape that other programs
     know. None if there is none."""
-    depth = re.fullmatch("d([1-9][0-9]?)(-stock)?", word)
-    if depth is None:
+    match = re.fullmatch("d([1-9][0-9]?)(-stock)?", word)
+    if match is None:
         return PRESETS.get(word)
-    preset = preset_of_depth(int(depth[1]))
-    return in_stock_shape(preset) if depth[2] else preset
+    preset = preset_of_depth(int(match[1]))
+    return in_stock_shape(preset) if match[2] else preset
 
 
 # Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours; and those

@@ -28,14 +28,18 @@ SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three
 
 def split_of(digits: int, marks: bool) -> str:
     """GPT-4's split, with numbers in groups of one to `digits` digits. A token never crosses a
-    split. marks: a word has letters and combining marks, not letters alone."""
-    word = r"[\p{L}\p{M}]+" if marks else r"\p{L}+"
-    number = r"\p{N}" if digits == 1 else rf"\p{{N}}{{1,{digits}}}"
+    split. marks: combining marks belong to words, as in Qwen3.5's split, and not to punctuation."""
+    # a word, with the space or sign before it; what is none, with the line end after it
+    word = r"[^\r\n\p{L}\p{N}]?+\p{L}+"
+    sign = r" ?[^\s\p{L}\p{N}]++[\r\n]*"
+    if marks:
+        word = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+        sign = r" ?[^\s\p{L}\p{M}\p{N}]++[\r\n]*"
     return (
         r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])"  # 's 'll 've ...
-        rf"|[^\r\n\p{{L}}\p{{N}}]?+{word}"  # with the space or sign before it
-        rf"|{number}"
-        r"| ?[^\s\p{L}\p{N}]++[\r\n]*"  # punctuation, with the line end after it
+        rf"|{word}"
+        rf"|\p{{N}}{{1,{digits}}}"
+        rf"|{sign}"
         r"|\s*[\r\n]"
         r"|\s+(?!\S)"  # spaces except the last one, which belongs to the next word
         r"|\s+"
@@ -129,7 +133,7 @@ class Tokenizer:
             and tuple(added) == SPECIAL_TOKENS
             and merged == list(range(first_merged, self.vocab_size))
         )
-        self.split = split if is_ours else ""
+        self.split = split if is_ours else ""  # one of SPLITS; "": it was not trained here
         self._tiktoken = None
         if is_ours:
             self._tiktoken = tiktoken.Encoding(
@@ -141,7 +145,13 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int, *, split=SPLIT, nfc=False, progress=False
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        split: str = SPLIT,
+        nfc: bool = False,
+        progress: bool = False,
     ) -> "Tokenizer":
         """Learn `vocab_size` tokens, or fewer once no pair occurs twice. split: one of SPLITS."""
         from tokenizers import pre_tokenizers, trainers
@@ -227,8 +237,9 @@ def normalize(text: str, nfc: bool = False) -> str:
 
 
 def _split_in(tree: dict) -> str:
-    """The pattern in a tokenizer.json, if it is one of SPLITS; else the usual one."""
-    for step in (tree["pre_tokenizer"] or {}).get("pretokenizers", []):
+    """The pattern in a tokenizer.json, if it is one of SPLITS; else SPLIT, which is not its own."""
+    before = tree["pre_tokenizer"] or {"type": "none"}
+    for step in before.get("pretokenizers", []):
         pattern = step.get("pattern", {}).get("Regex")
         if pattern in SPLITS:
             return pattern

@@ -52,6 +52,9 @@ Made by `python benchmarks/recipe.py` from RECIPE.jsonl; the rule of the verdict
 Depth 4, width 256, rows of 257, a vocabulary of 2,048, steps of 2,048 tokens, decay over 65%. How
 many times as many tokens as the base a run with the change has needed for the loss that it ends
 with: a number for each seed that was run, 0 and then 1; n/a: the base's shortest run is better.
+
+The rows of the stock shape were run on an H200, on the first 5M tokens of each text, beside a base
+of their own; all others on two CPU threads, on the whole texts. The held-out texts differ too.
 """
 CLASSES = {"all": slice(None), "copies": [0, 2], "not copies": [1, 3], "after a new token": [4]}
 STOCK = "--mlp swiglu --mlp_hidden 704 --extras '' --logit_softcap 0"  # config.in_stock_shape
@@ -117,11 +120,14 @@ def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, f
     return 1 / times if times else 0.0
 
 
-def needs(found: dict, text: str, name: str, tokens: int, classes) -> str:
+def needs(found: dict, fingerprint: str, name: str, tokens: int, classes) -> str:
     """How many times as many tokens as the base, a number for each seed; n/a: beyond the runs."""
     times = []
     for seed in SEEDS:
-        of = [[(t, found.get((text, who, seed, t))) for t in HORIZONS] for who in (name, "base")]
+        of = [
+            [(t, found.get((fingerprint, who, seed, t))) for t in HORIZONS]
+            for who in (name, "base")
+        ]
         curves = [[(t, bits_per_byte(row, classes)) for t, row in rows if row] for rows in of]
         if all(tokens in dict(curve) for curve in curves):
             times.append(saved(tokens, *curves))
@@ -131,15 +137,16 @@ def needs(found: dict, text: str, name: str, tokens: int, classes) -> str:
 def render(rows: list[dict]) -> str:
     """RECIPE.md."""
     found = {(r["fingerprint"], r["name"], r["seed"], r["tokens"]): r for r in rows}
-    prepared = {(r["data"], r["name"]): r["fingerprint"] for r in rows}  # the base's may be several
+    # The text that a change was run on last; its rows on other texts are left out.
+    prepared = {(r["data"], r["name"]): r["fingerprint"] for r in rows}
     names = [name for part in CHANGES.values() for name in part]
     ends = HORIZONS[1:]
     text = ABOUT
     for data, (of, classes) in product(("code", "prose"), CLASSES.items()):
         made = {name: prepared[data, name] for name in names if (data, name) in prepared}
         cells = [
-            [name, *(needs(found, of_text, name, t, classes) for t in ends)]
-            for name, of_text in made.items()
+            [name, *(needs(found, fingerprint, name, t, classes) for t in ends)]
+            for name, fingerprint in made.items()
         ]
         header = [f"{data}: {of}", *(f"{short(t)} tokens" for t in ends)]
         text += f"\n{runs.table(header, cells)}\n" if made else ""

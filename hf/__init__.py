@@ -1,4 +1,4 @@
-"""The model as transformers knows it; needed only to export a model, or to import another's.
+"""The model as other programs know it; needed only to export a model, or to import another's.
 
 export           the folder: weights, configuration, tokenizer, card
 mapping          the weights under the names of a stock class, and back

@@ -51,8 +51,12 @@ def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
     word, options = cli.first_word(argv)
     config = cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py")
-    if not config.gguf:
-        parity.need_transformers()  # after --help
+    if config.gguf and config.data_dir:
+        raise UsageError("--data_dir is for the card of a folder; leave it out with --gguf")
+    if config.gguf:
+        llama_cpp.need_packages()  # after --help
+    else:
+        parity.need_transformers()
     if config.data_dir and is_published(config.data_dir):
         from stores import stage
 
@@ -71,7 +75,8 @@ def export(config: ExportConfig) -> Path:
     out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.origin.step:08d}")
     if os.path.lexists(out):
         raise UsageError(f"{out} exists already; remove it, or give another --out")
-    folder = disk.temporary(out)
+    folder = out.with_name(f".tmp-{out.name}")
+    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
     try:
         folder.mkdir(parents=True)
         if config.gguf:

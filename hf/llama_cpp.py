@@ -32,7 +32,8 @@ TOLERANCE = {"f32": 1e-4, "f16": 0.01, "bf16": 0.05, "q8_0": 0.2}
 """Of log p, in nats, beside our model with the weights that the file has. llama.cpp rounds the
 inputs of each matmul to the form of its weights, as well."""
 CANDIDATES = 5  # tokens at each position whose log p is compared
-SPLIT_NAME = "qwen2"  # what llama.cpp calls a split that cuts text like ours with digits 1
+# What llama.cpp calls a split that cuts text like ours.
+SPLIT_NAMES = {split_of(digits=1, marks=False): "qwen2", split_of(digits=1, marks=True): "qwen35"}
 
 MODELFILE = '''FROM ./{file}
 TEMPLATE """{template}"""
@@ -50,22 +51,28 @@ CHAT = """{{ $before := .System }}{{ range .Messages }}{{ if eq .Role "user" }}<
 {{ .Content }}<|end|>{{ end }}{{ end }}<|assistant|>"""
 
 
+def need_packages() -> None:
+    missing = [name for name in ("gguf", "xllamacpp") if not find_spec(name)]
+    if missing:
+        raise UsageError(
+            f"{' and '.join(missing)} is needed for --gguf; {install('requirements-eval.txt')}"
+        )
+
+
 def refuse_others(model: GPT, tokenizer: Tokenizer, form: str) -> None:
     """UsageError, with the way out, for what llama.cpp does not compute or read."""
     c = model.config
     name, reason = mapping.choose_class(c)
     problem = ""
-    if not (find_spec("gguf") and find_spec("xllamacpp")):
-        problem = f"two packages are missing; {install('requirements-eval.txt')}"
-    elif name == mapping.OWN:
+    if name == mapping.OWN:
         problem = f"{reason}, nor has llama.cpp; train a preset like d12-stock"
     elif c.nope_every:
         problem = f"llama.cpp has no nope_every {c.nope_every}; train with --nope_every 0"
     elif tokenizer.nfc:
         problem = "llama.cpp does not normalize text (nfc); prepare it with --no_nfc"
-    elif tokenizer.split != split_of(digits=1, marks=False):
+    elif tokenizer.split not in SPLIT_NAMES:
         problem = "llama.cpp does not split text like this tokenizer; prepare it with --digits 1"
-        problem += ", and without --keep_marks and --tokenizer"
+        problem += ", and without --tokenizer"
     elif form == "q8_0" and any(w % 32 for w in (c.n_embd, c.mlp_hidden, c.n_head * c.head_dim)):
         problem = "q8_0 takes 32 weights at once, and a width is no multiple of it; take f16"
     if problem:
@@ -86,9 +93,9 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
     rounded = write(file, loaded, weights, form)
     kind, _ = mapping.choose_class(c)
-    same = mapping.model_of(c, mapping.from_huggingface(c, rounded, kind))
+    rounded_model = mapping.model_of(c, mapping.from_huggingface(c, rounded, kind))
     served = Served(file, c.seq_len)
-    far = check_numbers(same, served, TOLERANCE[form])
+    far = check_numbers(rounded_model, served, TOLERANCE[form])
     chats = check_texts(served, tokenizer, tuned)
     say(
         f"checked with llama.cpp: {len(parity.TEXTS)} texts and {chats} conversations have equal "
@@ -103,8 +110,8 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
 
 
 def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) -> dict[str, Tensor]:
-    """Write a file with these weights of transformers' class; returns them as it has them,
-    rounded."""
+    """Write a file of weights that are named as in transformers; returns them as the file has
+    them, rounded."""
     import gguf
 
     c = loaded.model.config
@@ -115,7 +122,7 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
     special = tokenizer.special.values()
     texts = {i: text for text, i in [*tree["vocab"].items(), *tokenizer.special.items()]}
     kinds = gguf.TokenType
-    facts = dict(
+    facts = dict(  # each for the method of GGUFWriter that begins with add_
         name=file.stem,
         file_type=gguf.LlamaFileType[f"{'ALL' if form == 'f32' else 'MOSTLY'}_{form.upper()}"],
         context_length=c.seq_len,
@@ -131,7 +138,7 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
         layer_norm_rms_eps=1e-6,
         vocab_size=c.vocab_size,
         tokenizer_model="gpt2",  # a byte-level BPE
-        tokenizer_pre=SPLIT_NAME,
+        tokenizer_pre=SPLIT_NAMES[tokenizer.split],
         token_list=[texts[i] for i in range(c.vocab_size)],
         token_types=[kinds.CONTROL if i in special else kinds.NORMAL for i in sorted(texts)],
         token_merges=[" ".join(pair) for pair in tree["merges"]],
@@ -153,7 +160,7 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
         values = gguf.quants.quantize(weight.numpy(), kind)
         rounded[theirs] = torch.from_numpy(gguf.quants.dequantize(values, kind))
         if not rounded[theirs].isfinite().all():
-            raise UsageError(f"--gguf: a weight is too large for {form}; take bf16")
+            raise UsageError(f"--gguf: a weight of {theirs} is too large for {form}, or no number")
         heads = {"q_proj": c.n_head, "k_proj": c.n_kv_head}.get(theirs.split(".")[-2])
         if heads and arch == "llama":
             # it rotates neighbours (2i, 2i + 1), where we rotate i and i + D/2
@@ -186,10 +193,10 @@ class Served:
         params.warmup = False
         params.verbosity = 0
         params.prefill_assistant = False  # a conversation that ends with an answer stays as it is
-        # Keys and values stay in fp32: its flash attention takes them in fp16.
-        params.flash_attn_type = 0
-        params.cache_type_k = 0
-        params.cache_type_v = 0
+        # Keys and values stay in fp32; flash attention would take them in fp16.
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         try:
             self.server = xllamacpp.Server(params)
         except RuntimeError as error:
@@ -231,7 +238,8 @@ def check_numbers(model: GPT, served: Served, tolerance: float) -> float:
     log_p = logits.log_softmax(-1)
     limit = tolerance * max(1.0, logits.std().item())
     letter = served("a", add_special_tokens=False).input_ids[0]
-    # Of a token that completes no character the server says nothing: it has to write a letter.
+    # The server says nothing of a token that ends inside a character, so it is made to write a
+    # letter. The log p are those before that bias.
     how = dict(n_predict=1, logit_bias=[[letter, 1e4]], n_probs=CANDIDATES, cache_prompt=False)
     found = []
     for n in (1, 2, T // 4, T // 2, T - 1):
@@ -253,11 +261,14 @@ def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
     parity.check_ids(served, tokenizer)
     ends = template.ends(tokenizer, tuned)
     # Some ends it knows by their names; other programs look for the one that the file has.
-    right = served.ask("/props")["eos_token"] == tokenizer.decode(ends[:1])
+    if served.ask("/props")["eos_token"] != tokenizer.decode(ends[:1]):
+        raise ParityError(f"the end that the file names is not the token {ends[0]}")
     for end in ends:
         forced = served.ask("/completion", prompt="a", n_predict=2, logit_bias=[[end, 1e4]])
-        if not right or forced["stop_type"] != "eos":
+        if forced["stop_type"] != "eos":
             raise ParityError(f"llama.cpp does not end at the token {end}")
-    # It takes a special token that is typed for the token, unlike ours.
-    texts = [text for text in parity.TEXTS if "<|" not in text] if tuned else []
-    return template.check(served, tokenizer, texts)
+    if not tuned:
+        return 0
+    # In llama.cpp a special token that is typed is that token; in our programs it is plain text.
+    plain = tuple(text for text in parity.TEXTS if "<|" not in text)
+    return template.check(served, tokenizer, plain)

@@ -194,7 +194,7 @@ def read_record(folder: Path) -> Export:
     except DataError as error:
         raise CheckpointError(f"{error}; export it again") from None
     # It states the model twice, for transformers and for us; edited in one place, both would run.
-    # A class that is stock today may have had our own file when it was exported.
+    # A shape that has a stock class today may have brought our own file when it was exported.
     c = record.model
     name = record.class_name
     is_whole = config_json(c, name).items() <= tree.items()

@@ -46,7 +46,7 @@ class TrainArgs:
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
     """`parse("train.py", "train", ["d12", "--steps", "200"])` -> the preset with its folders."""
     name, options = first_word(argv)
-    others = f"There are {', '.join(cfg.PRESETS)}, and all other depths up to d99, also d99-stock"
+    others = f"There are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
     preset = replace(cfg.find_preset(name) or find("preset", name, cfg.PRESETS, others), name=name)
     data = replace(preset.data, data_dir=f"data/{preset.name}")
     run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")

@@ -71,12 +71,12 @@ class Job:
         self.nfc = config.nfc
         self.split = split_of(config.digits, config.keep_marks)
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
-        tokenizer += [self.split] if self.split != SPLIT else []
+        tokenizer += [self.split] if self.split != SPLIT else []  # older data keep their key
         if given:
             if self.split not in (SPLIT, given.split):
                 raise UsageError(
-                    f"--digits and --keep_marks have no effect: {config.tokenizer} was trained "
-                    "with others; add --digits 2 --no_keep_marks"
+                    f"--digits and --keep_marks are for a tokenizer that is trained, and "
+                    f"{config.tokenizer} cuts text in its own way; add --digits 2 --no_keep_marks"
                 )
             if config.nfc and not given.nfc:
                 raise UsageError(

@@ -110,7 +110,13 @@ def test_digits_come_in_groups(digits, expected):
     assert [tok.decode([i]) for i in tok.encode("202199")] == expected.split()
     ids = [*tok.encode("7" * 40), *tok.encode("2020" * 5)]
     assert max(len(tok.decode([i])) for i in ids) <= digits
-    assert T.SPLIT == T.split_of(2, marks=False)  # the default's, also in older folders
+
+
+def test_the_default_split_is_that_of_older_folders():
+    assert T.SPLIT == (
+        r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+    )
 
 
 @pytest.mark.parametrize("split", sorted(T.SPLITS))

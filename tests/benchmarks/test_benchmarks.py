@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 import sys
 
 import numpy as np
@@ -19,7 +20,8 @@ import recipe
 import runs
 import scaling
 import tried
-from config import UsageError
+from config import UsageError, find_preset
+from machinery import cli
 from machinery.formats import read_lines
 
 
@@ -86,15 +88,22 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
         for tokens in recipe.HORIZONS:
             late = (1.5, 2)[seed] if name == "smear" else 1
             nats = (3 - math.log2(tokens / late) / 8) * math.log(2) * 80
-            row = dict(data="code", name=name, seed=seed, tokens=tokens)
+            row = dict(data="code", name=name, seed=seed, tokens=tokens, fingerprint="a")
             rows.append(row | dict(classes=[[2 * nats, 80], [nats, 80]] * 2 + [[nats, 80]]))
+    older = [dict(row, fingerprint="b", classes=[[1, 80]] * 5) for row in rows]
+    rows = older + rows  # on another text, whose base they are not compared with
     told = [s.split() for s in recipe.render(rows).splitlines() if s.startswith("| smear")]
     assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
-    assert recipe.bits_per_byte(rows[0], [0, 2]) == 2 * recipe.bits_per_byte(rows[0], [4])
+    assert recipe.bits_per_byte(rows[-1], [0, 2]) == 2 * recipe.bits_per_byte(rows[-1], [4])
     pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
     rows = read_lines(recipe.ROWS, dict)
     page = recipe.ROWS.with_suffix(".md")
     assert page.read_text(encoding="utf-8") == recipe.render(rows)
+
+
+def test_the_stock_shape_of_the_recipe_is_that_of_the_presets():
+    words = ["tiny", "--n_embd", "256", *shlex.split(recipe.STOCK)]
+    assert cli.parse("train.py", "train", words).model == find_preset("tiny-stock").model
 
 
 def test_the_ideas_of_the_model_change_nothing_where_they_are_neutral(monkeypatch):

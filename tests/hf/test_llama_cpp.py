@@ -8,6 +8,8 @@ import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
+import jinja2
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from machinery.errors import ParityError, StorageError
 from machinery.formats import Origin
 from machinery.trained import EvalConfig, Trained
 from model import GPT
+from preparation import chat
 from tokenizer import Tokenizer, split_of
 
 gguf = pytest.importorskip("gguf")
@@ -90,15 +93,27 @@ def test_llama_cpp_writes_our_greedy_text(shape, tuned, export_gguf, tokenizer, 
 
 
 @pytest.mark.parametrize("form", ["f16", "bf16", "q8_0"])
-def test_rounded_weights_are_compared_with_the_same_rounded_weights(form, export_gguf, tokenizer):
-    """So that a form with 8 bits is not let through with an error of its own size."""
+def test_the_model_has_the_rounded_weights_of_the_file(form, export_gguf, tokenizer, monkeypatch):
+    """When they are compared, so that no error as large as the rounding is let through."""
+    compared = []
+    honest = llama_cpp.check_numbers
+
+    def check(model, *others):
+        compared.append(model.head.weight.detach()[: tokenizer.vocab_size].numpy())
+        return honest(model, *others)
+
+    monkeypatch.setattr(llama_cpp, "check_numbers", check)
     folder = export_gguf(build(tokenizer, **STOCK), form)
+    tensors = {t.name: t for t in gguf.GGUFReader(folder / "run.gguf").tensors}
+    head = tensors["output.weight"]
+    assert np.array_equal(compared[0], gguf.quants.dequantize(head.data, head.tensor_type))
     kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(folder / "run.gguf").tensors}
     assert kinds["output.weight"] == kinds["blk.1.ffn_down.weight"] == form.upper()
     assert kinds["output_norm.weight"] == kinds["blk.0.attn_q_norm.weight"] == "F32"
 
 
-def test_ids_of_a_hundred_thousand_tokens(tmp_path):
+@pytest.mark.parametrize("split", llama_cpp.SPLIT_NAMES, ids=llama_cpp.SPLIT_NAMES.values())
+def test_ids_of_a_hundred_thousand_tokens(split, tmp_path):
     """Code, and text in other scripts, as a tokenizer of real size encodes them."""
     library = Path(sysconfig.get_path("stdlib"))
     texts = [file.read_text(errors="ignore")[:20_000] for file in sorted(library.glob("*.py"))[:40]]
@@ -108,7 +123,7 @@ def test_ids_of_a_hundred_thousand_tokens(tmp_path):
         "👩\u200d💻🏳️\u200d🌈 a\u0301\u0323 \u0130\u017f",
         "\t\r\n\r\r\n \n  x\u00a0\u2009y \n\n !\n\r\n ...\n",
     ]
-    tokenizer = Tokenizer.train(texts, 4096, split=DIGITS)
+    tokenizer = Tokenizer.train(texts + texts[-4:] * 50, 4096, split=split)
     model = build(tokenizer, **STOCK | dict(seq_len=16))
     loaded = Trained(EvalConfig(), tmp_path / "run", origin_of(model), model, tokenizer)
     file = tmp_path / "run.gguf"
@@ -173,7 +188,11 @@ FAULTS = {  # name -> (changes of the shape, what is spoilt, what the refusal sa
     "a table that is not folded": (STOCK, replaced(mapping, "rms_norm", lambda w: w), "log p"),
     "another rotation": (STOCK, writes("add_rope_freq_base", lambda x: 10 * x), "log p"),
     "another eps": (STOCK, writes("add_layer_norm_rms_eps", lambda x: 100 * x), "log p"),
-    "another pre-tokenizer": (STOCK, replaced(llama_cpp, "SPLIT_NAME", "gpt-2"), "encodes"),
+    "another pre-tokenizer": (
+        STOCK,
+        replaced(llama_cpp, "SPLIT_NAMES", {DIGITS: "gpt-2"}),
+        "encodes",
+    ),
     "merges in another order": (STOCK, writes("add_token_merges", lambda x: x[::-1]), "encodes"),
     "no BOS": (STOCK, writes("add_add_bos_token", lambda _: False), "encodes"),
     "another end of an answer": (STOCK, writes("add_eos_token_id", lambda _: 1), "the token 3"),
@@ -202,7 +221,7 @@ REFUSED = {  # name -> (changes of the shape, of the tokenizer, the form, what i
     "NoPE": (LLAMA | dict(nope_every=2), {}, "f16", "--nope_every 0"),
     "NFC": (STOCK, dict(nfc=True), "f16", "--no_nfc"),
     "two digits": (STOCK, dict(split=split_of(2, marks=False)), "f16", "--digits 1"),
-    "marks": (STOCK, dict(split=split_of(1, marks=True)), "f16", "--digits 1"),
+    "marks and two digits": (STOCK, dict(split=split_of(2, marks=True)), "f16", "--digits 1"),
     "blocks of 32": (STOCK | dict(n_embd=66), {}, "q8_0", "f16"),
 }
 
@@ -221,7 +240,7 @@ def test_a_weight_that_the_form_cannot_hold_is_refused(export_gguf, tokenizer, t
     model = build(tokenizer, **STOCK)
     with torch.no_grad():
         model.blocks[0].attn.q.weight[5, 5] = 1e5  # q is normed
-    with pytest.raises(UsageError, match="f16; take bf16"):
+    with pytest.raises(UsageError, match="q_proj.weight is too large for f16"):
         export_gguf(model, "f16")
     assert not list(tmp_path.iterdir())
     export_gguf(model, "bf16")
@@ -256,10 +275,15 @@ def test_what_does_not_open_is_an_error_of_one_sentence(export_gguf, tmp_path, c
     assert not list(tmp_path.iterdir())
 
 
-def test_without_its_packages_it_says_how_to_install_them(export_gguf, tokenizer, monkeypatch):
+def test_without_its_packages_it_says_how_to_install_them(monkeypatch):
     monkeypatch.setattr(llama_cpp, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="requirements-eval.txt"):
-        export_gguf(build(tokenizer, **STOCK))
+    with pytest.raises(UsageError, match="gguf and xllamacpp .*requirements-eval.txt"):
+        export.main(["tiny-stock", "--gguf", "f16"])
+
+
+def test_an_option_of_the_card_has_no_place_beside_a_file():
+    with pytest.raises(UsageError, match="--data_dir"):
+        export.main(["tiny-stock", "--gguf", "f16", "--data_dir", "data/tiny"])
 
 
 def test_a_full_disk_leaves_nothing(export_gguf, tokenizer, tmp_path, monkeypatch):
@@ -270,22 +294,48 @@ def test_a_full_disk_leaves_nothing(export_gguf, tokenizer, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+GO = (
+    ("{{ $before := .System }}", "{% set ns = namespace(before=system) %}"),
+    ("{{ range .Messages }}", "{% for m in messages %}"),
+    ('{{ if eq .Role "user" }}', "{% if m.role == 'user' %}"),
+    ("{{ if $before }}{{ $before }}", "{% if ns.before %}{{ ns.before }}"),
+    ("{{ end }}", "{% endif %}"),
+    ('{{ $before = "" }}', "{% set ns.before = '' %}"),
+    ("{{ .Content }}", "{{ m.content }}"),
+    ('{{ else if eq .Role "assistant" }}', "{% elif m.role == 'assistant' %}"),
+    ("{{ .Content }}", "{{ m.content }}"),
+    ("{{ end }}", "{% endif %}"),
+    ("{{ end }}", "{% endfor %}"),
+)
+
+
 def test_the_modelfile_has_the_conversation_of_the_template(export_gguf, tokenizer):
-    """Ollama is not at hand: its words, in their order, and nothing of theirs beside."""
+    """Ollama is not at hand, nor is Go: its template is rendered as one of Jinja."""
     text = (export_gguf(build(tokenizer, **STOCK | LONG), tuned=True) / "Modelfile").read_text()
     assert text.startswith("FROM ./run.gguf\n") and "PARAMETER num_ctx 256\n" in text
     spoken = text.split('"""')[1]
-    roles = "<|user|> <|end|> <|assistant|> <|end|> <|assistant|>"
-    assert re.findall(r"<\|\w+\|>", spoken) == roles.split()
+    for go, jinja in GO:
+        assert go in spoken
+        spoken = spoken.replace(go, jinja, 1)
+    for system in ("", "Be brief."):
+        turns = [("user", "What?\n"), ("assistant", "A pen"), ("user", " Where? ")]
+        messages = [dict(role=role, content=content) for role, content in turns]
+        said = jinja2.Template(spoken).render(system=system, messages=messages)
+        turns = [("system", system), *turns] if system else turns
+        assert said == tokenizer.decode(chat.encode(turns, tokenizer, reply=True))
 
 
 def test_stock_presets_have_the_size_of_the_fast_ones():
     for name in ("tiny", "d12", "d20"):
         fast, stock = (find_preset(word).model for word in (name, f"{name}-stock"))
         assert mapping.choose_class(stock)[0] == "Qwen3"
+        assert find_preset(f"{name}-stock").data.digits == 1
         sizes = [c.mlp_hidden * (3 if c.mlp == "swiglu" else 2) for c in (fast, stock)]
         assert abs(sizes[1] / sizes[0] - 1) < 0.05
         kept = dict(mlp="relu2", mlp_hidden=fast.mlp_hidden, extras=fast.extras)
         assert replace(stock, logit_softcap=fast.logit_softcap, **kept) == fast
     for name in ("tiny-chat-stock", "d12-stock-stock", "nonsense-stock", "smol-135m-stock"):
         assert find_preset(name) is None
+    tuned = find_preset("tiny-stock-chat")
+    assert tuned.data.tokenizer == "runs/tiny-stock/tokenizer.json"
+    assert tuned.run.init_from == "runs/tiny-stock"

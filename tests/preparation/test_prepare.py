@@ -161,7 +161,7 @@ def test_the_split_is_a_choice_and_makes_other_data(jsonl, undisturbed, tmp_path
         assert "holds other data" in error_of(other, 2)
         given = ("--tokenizer", str(undisturbed / "tokenizer.json"))
         other = prepare(tmp_path / "e", *source, *given, *options)
-        assert "have no effect" in error_of(other, 2)
+        assert "add --digits 2" in error_of(other, 2)
     prepared(tmp_path / "one", *source, "--digits", "1")
     tokenizer = tmp_path / "one" / "tokenizer.json"
     assert Tokenizer.load(tokenizer).split == split_of(digits=1, marks=False)
