@@ -171,6 +171,7 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
+    disk.fsync(file)
     return rounded
 
 
