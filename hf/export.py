@@ -50,7 +50,8 @@ class ExportConfig:
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
     word, options = cli.first_word(argv)
-    config = cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py")
+    default = ExportConfig(**trained.find_model(word))
+    config = cli.read_options(default, options, f"export.py {word}")
     if config.gguf and config.data_dir:
         raise UsageError("--data_dir is for the card of a folder; leave it out with --gguf")
     if config.gguf:

@@ -37,9 +37,9 @@ BUDGETS = {
     "*.py": 21279,
     "machinery/**/*.py stores/**/*.py": 22078,  # 2320 of them in formats.py, for all rooms
     "preparation/**/*.py": 12643,
-    "hf/**/*.py": 11574,  # 1983 of them in llama_cpp.py
+    "hf/**/*.py": 11577,  # 1983 of them in llama_cpp.py
     "instruments/**/*.py": 23025,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 90599,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 90602,
     "benchmarks/**/*.py": 25814,
     "tests/**/*.py": 149868,
     "course/**/*.py": 165725,
