@@ -29,17 +29,16 @@ SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three
 def split_of(digits: int, marks: bool) -> str:
     """GPT-4's split, with numbers in groups of one to `digits` digits. A token never crosses a
     split. marks: combining marks belong to words, as in Qwen3.5's split, and not to punctuation."""
-    # a word, with the space or sign before it; what is none, with the line end after it
-    word = r"[^\r\n\p{L}\p{N}]?+\p{L}+"
-    sign = r" ?[^\s\p{L}\p{N}]++[\r\n]*"
+    word = r"[^\r\n\p{L}\p{N}]?+\p{L}+"  # with the space or sign before it
+    punctuation = r" ?[^\s\p{L}\p{N}]++[\r\n]*"  # with the line end after it
     if marks:
         word = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
-        sign = r" ?[^\s\p{L}\p{M}\p{N}]++[\r\n]*"
+        punctuation = r" ?[^\s\p{L}\p{M}\p{N}]++[\r\n]*"
     return (
         r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])"  # 's 'll 've ...
         rf"|{word}"
         rf"|\p{{N}}{{1,{digits}}}"
-        rf"|{sign}"
+        rf"|{punctuation}"
         r"|\s*[\r\n]"
         r"|\s+(?!\S)"  # spaces except the last one, which belongs to the next word
         r"|\s+"
@@ -238,12 +237,9 @@ def normalize(text: str, nfc: bool = False) -> str:
 
 def _split_in(tree: dict) -> str:
     """The pattern in a tokenizer.json, if it is one of SPLITS; else SPLIT, which is not its own."""
-    before = tree["pre_tokenizer"] or {"type": "none"}
-    for step in before.get("pretokenizers", []):
-        pattern = step.get("pattern", {}).get("Regex")
-        if pattern in SPLITS:
-            return pattern
-    return SPLIT
+    steps = json.dumps(tree["pre_tokenizer"])
+    found = [split for split in SPLITS if json.dumps(split) in steps]
+    return found[0] if found else SPLIT
 
 
 def _blank(split: str, nfc: bool):

@@ -1,10 +1,10 @@
 """A model as one GGUF file, for llama.cpp, Ollama and LM Studio: `export.py MODEL --gguf f16`.
 
 Weights and names are those that mapping.py makes for transformers' stock classes; `gguf` writes
-them. Guarantees: the file is kept only after stock llama.cpp (the package xllamacpp), reading
-it, gave our token ids and our log probabilities, and ended where a text ends. What llama.cpp does
-not compute is refused before anything is written. Needs requirements-eval.txt. Next: export.py
-calls this.
+them. Guarantees: the file is kept only after stock llama.cpp (the package xllamacpp), reading it,
+gave our token ids and our log probabilities, and ended where a text ends. A model or a tokenizer
+that llama.cpp does not support is refused before anything is written. Needs requirements-eval.txt.
+Next: export.py calls this.
 """
 
 import json
@@ -52,6 +52,7 @@ CHAT = """{{ $before := .System }}{{ range .Messages }}{{ if eq .Role "user" }}<
 
 
 def need_packages() -> None:
+    """UsageError if gguf or xllamacpp is not installed."""
     missing = [name for name in ("gguf", "xllamacpp") if not find_spec(name)]
     if missing:
         raise UsageError(
@@ -59,8 +60,8 @@ def need_packages() -> None:
         )
 
 
-def refuse_others(model: GPT, tokenizer: Tokenizer, form: str) -> None:
-    """UsageError, with the way out, for what llama.cpp does not compute or read."""
+def check_supported(model: GPT, tokenizer: Tokenizer, form: str) -> None:
+    """UsageError, with the way out, if llama.cpp does not support the model or the tokenizer."""
     c = model.config
     name, reason = mapping.choose_class(c)
     problem = ""
@@ -85,7 +86,7 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     model = loaded.model
     tokenizer = loaded.tokenizer
     tuned = loaded.origin.tuned
-    refuse_others(model, tokenizer, form)
+    check_supported(model, tokenizer, form)
     c = replace(model.config, doc_mask=False)  # a text is one document
     name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
     file = folder / f"{name}.gguf"
@@ -189,7 +190,7 @@ class Served:
         params.n_parallel = 1
         params.n_gpu_layers = 0
         params.port = 0  # any that is free
-        params.cpuparams.n_threads = 1  # more of them wait for each other, busily
+        params.cpuparams.n_threads = 1  # several spin while they wait for each other
         params.cpuparams_batch.n_threads = 1
         params.warmup = False
         params.verbosity = 0
