@@ -585,6 +585,16 @@ class SampleLine:
 
 
 @record
+class Verdict:
+    """verdicts.jsonl: what a judge behind an address replied (eval.py tournament)."""
+
+    key: Sha256
+    """Of the request."""
+    reply: str
+    """Its end."""
+
+
+@record
 class Status:
     """status.json: whether a run goes on, or how it ended."""
 

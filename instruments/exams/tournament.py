@@ -1,15 +1,16 @@
-"""The tournament: checkpoints continue the same prompts, a judge compares them, ratings follow.
+"""The tournament: models write after the same prompts, a judge compares them, ratings follow.
 
-Reads checkpoints and held-out documents; prints a table and writes RUN_DIR/tournament.json, with
-all the texts, which are worth reading. Two players whose place is known take part too: the human
-text, which should come out at the top, and a loop of the prompt's last tokens, which should come
-out at the bottom. Where they do not, that is printed as a reason to doubt the judge. Next:
-judge.py, who decides, and the arithmetic of the ratings.
+Reads checkpoints, and held-out documents or a file of prompts; prints a table and writes
+RUN_DIR/tournament.json, with all the texts, which are worth reading. Two players whose place is
+known take part too: the human text, which should come out at the top, and a loop of the prompt's
+end, which should come out at the bottom. Where they do not, that is printed as a reason to doubt
+the judge. Next: judge.py, a checkpoint that decides, and the arithmetic of the ratings; served.py,
+a judge behind an address.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -17,43 +18,63 @@ import torch
 
 from config import Count, Local, UsageError
 from instruments.exams import judge
-from machinery import checkpoint
-from machinery.disk import write_json
+from instruments.exams.lines import read_lines
+from machinery import checkpoint, disk, trained
 from machinery.output import say
 from machinery.trained import EvalConfig, Trained
-from model import GPT
+from preparation.chat import marks, prompt_ids
 from tokenizer import Tokenizer
 
 HUMAN = "human text"
 LOOP = "loop"
-LOOP_LEN = 8  # tokens
-
-Texts = list[list[int]]  # token ids of one text for each prompt
+LOOP_LEN = 24  # characters
+CRITERIA = "The better text follows from the prompt, is coherent, and says something interesting."
 
 
 @dataclass(frozen=True)
 class TournamentConfig:
-    """Let checkpoints continue the same prompts, and a judge compare what they wrote."""
+    """Let models write after the same prompts, and a judge compare what they wrote."""
 
     run_dir: Local = ""
     """Folder of the run, for tournament.json; empty: runs/PRESET."""
     players: tuple[str, ...] = ()
-    """Checkpoint folders; empty: all checkpoints of the run."""
+    """Presets or runs (their newest checkpoints), or checkpoint folders; empty: all checkpoints of
+    the run."""
     data_dir: str = ""
-    """Data folder; empty: the one that the players were trained on."""
+    """Data folder; empty: the one that the first player was trained on."""
     device: str = "auto"
     """auto, cuda, mps or cpu."""
+    prompts: Local = ""
+    """A file with a prompt on each line, `{"text": ..., "domain": ...}`, such as
+    instruments/exams/prompts.jsonl; empty: the beginnings of held-out documents, or for tuned
+    models the questions of held-out conversations."""
     n_prompts: Count = 60
     """Held-out documents to take."""
     prompt_tokens: Count = 32
-    """Tokens of a document that the players are given."""
+    """Tokens of a document that the players are given; of a question, at most."""
     max_new_tokens: Count = 64
     """Tokens that they add."""
     seed: int = 0
     """Seed of the choice of documents and of the draws."""
     judge: str = ""
-    """A checkpoint, or a run's folder (its newest), which judges by likelihood; empty: the run's
-    newest, which then does not play. One of another seed or run does not favour its own kind."""
+    """A preset, a run (its newest) or a checkpoint, which judges by likelihood; empty: the run's
+    newest, which then does not play. One of another seed or run does not favour its own kind. Or
+    the URL of a server that speaks OpenAI's protocol: http://localhost:8080/v1."""
+    judge_model: str = ""
+    """The model of that server; empty: the only one that it lists."""
+    judge_tokens: Count = 16
+    """Of a reply of that server; a model that thinks first needs thousands."""
+    criteria: Local = ""
+    """A file that tells that server which text is better; empty: the one that follows from the
+    prompt, is coherent, and says something interesting."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A line of a file of prompts."""
+
+    text: str
+    domain: str = ""
 
 
 def play(config: TournamentConfig, load_model: Callable) -> None:
@@ -61,109 +82,187 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     RUN_DIR/tournament.json. load_model: EvalConfig -> Trained."""
     paths, judging = entrants(config)
     which = EvalConfig(data_dir=config.data_dir)
-    records = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, judging]}
-    manifest = records[paths[0]].data
-    tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    prompts, human = documents(config, manifest)
+    records = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, *judging]}
+    first = records[paths[0]]
+    human = {}
+    if config.prompts:
+        prompts = read_lines(config.prompts, Prompt)
+    else:
+        prompts, human[HUMAN] = held_out(config, first)
+    # A space before a word belongs to the word's token.
+    asked = [prompt.text.rstrip(" ") or prompt.text for prompt in prompts]
     for record in records.values():
-        check_fits(record, manifest, max(map(len, prompts)), config.max_new_tokens)
+        check_fits(record, first, asked, config.max_new_tokens)
+    server = None if judging else served_judge(config)
 
-    def load(path: Path) -> GPT:
-        return load_model(EvalConfig(checkpoint=str(path), device=config.device)).model
+    def load(path: Path) -> Trained:
+        return load_model(EvalConfig(checkpoint=str(path), device=config.device))
 
-    written = {str(path): continue_all(load(path), prompts, config) for path in paths}
-    written[HUMAN] = human
-    n = config.max_new_tokens
-    written[LOOP] = [(prompt[-LOOP_LEN:] * n)[:n] for prompt in prompts]
-    decoded = {name: [*map(tokenizer.decode, texts)] for name, texts in written.items()}
-    asked = [*map(tokenizer.decode, prompts)]
-    model = load(judging)
-    wins = judge.compare([judge.novel_mean(model, prompts, x) for x in written.values()])
-    table = rate(list(written), wins)
-    doubts = kinship(records[judging], [records[path] for path in paths]) + why_untrusted(table)
-    show(table, str(judging), len(prompts), doubts)
+    written = {str(path): write(load(path), asked, config) for path in paths} | human
+    length = 4 * config.max_new_tokens  # characters
+    written[LOOP] = [(text[-LOOP_LEN:] * length)[:length] for text in asked]
+    texts = [*written.values()]
+    if server:
+        named = f"{server.model} at {config.judge}"
+        wins, doubts = server.compare(asked, texts)
+    else:
+        named = str(judging[0])
+        model = load(judging[0])
+        wins = judge.compare([likelihood(model, asked, x) for x in texts])
+        doubts = kinship(records[judging[0]], [records[path] for path in paths])
+    table = rate([*written], wins)
+    doubts += why_untrusted(table)
+    domains = by_domain([prompt.domain for prompt in prompts], [*written], wins)
+    show(table, named, len(prompts), domains, doubts)
     path = Path(config.run_dir) / "tournament.json"
     report = dict(
         config=asdict(config),
-        judge=str(judging),
+        judge=named,
         doubts=doubts,
         players=table,
+        domains=domains,
         prompts=asked,
-        completions=decoded,
+        completions=written,
     )
-    write_json(path, report)
+    disk.write_json(path, report)
     say(f"wrote {path}")
 
 
 # ------------------------------------------------------------------------------- the players
 
 
-def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
-    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, which
-    does not play, as a judge prefers its own text."""
+def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
+    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, unless
+    it is behind an address. It does not play, as a judge prefers its own text."""
+
+    def find(word: str) -> Path:
+        return trained.find_checkpoint(EvalConfig(**trained.find_model(word)))
+
+    players = [*map(find, dict.fromkeys(config.players))]
     root = Path(config.run_dir) / "checkpoints"
-    folder = Path(config.judge or config.run_dir)
-    judging = checkpoint.latest_valid(folder / "checkpoints") or folder
-    named = [*map(Path, dict.fromkeys(config.players))]
-    players = named or checkpoint.checkpoints(root)[::-1]
-    players = [path for path in players if path.resolve() != judging.resolve()]
+    players = players or checkpoint.checkpoints(root)[::-1]
+    judging = []
+    if "://" not in config.judge:
+        own = EvalConfig(run_dir=config.run_dir)
+        judging = [find(config.judge) if config.judge else trained.find_checkpoint(own)]
+        players = [path for path in players if path.resolve() != judging[0].resolve()]
     if not players:
         raise UsageError(
-            f"{root} has no checkpoint beside the judge's; train with --keep_every, or name some: "
+            f"{root} has no checkpoint for a player; train with --keep_every, or name some: "
             "--players"
         )
     return players, judging
 
 
-def check_fits(player: Trained, manifest, longest: int, new_tokens: int) -> None:
+def served_judge(config: TournamentConfig):
+    from instruments.exams.served import Server  # it needs a package that few have
+
+    criteria = CRITERIA
+    if config.criteria:
+        try:
+            criteria = disk.read_text(config.criteria)
+        except OSError as error:
+            raise UsageError(f"{config.criteria} cannot be read ({error.strerror})") from None
+    kept = Path(config.run_dir) / "verdicts.jsonl"
+    return Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
+
+
+def check_fits(player: Trained, first: Trained, prompts: list[str], new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
-    path = player.path
-    has = player.origin.model.seq_len
-    if player.origin.tokenizer_sha256 != manifest.tokenizer_sha256:
-        raise UsageError(f"{path} has another tokenizer than the text of {manifest.dir}")
-    if player.origin.tuned:
-        raise UsageError(f"{path} was tuned on conversations; a tournament is of models of text")
-    if 1 + longest + new_tokens > has:
+    tuned = player.origin.tuned
+    if tuned != first.origin.tuned:
+        one, other = (player, first) if tuned else (first, player)
         raise UsageError(
-            f"{path} has {has} positions, too few for prompts of {longest} tokens "
+            f"{one.path} was tuned on conversations, {other.path} was not: let them play apart"
+        )
+    ids = [prompt_ids(text, player.tokenizer, tuned)[0] for text in prompts]
+    has = player.origin.model.seq_len
+    longest = max(map(len, ids))
+    if longest + new_tokens > has:
+        raise UsageError(
+            f"{player.path} has {has} positions, too few for prompts of {longest} tokens "
             f"(--prompt_tokens) and --max_new_tokens {new_tokens}"
         )
 
 
-def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
-    """Token ids of the beginnings of held-out documents, at most one of a row, and of what
-    follows."""
+def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], list[str]]:
+    """The beginnings of held-out documents, at most one of a row, and what follows; of
+    conversations, the first question and its answer."""
+    manifest = player.data
+    tokenizer = Tokenizer.load(manifest.tokenizer_file())
     begin = config.prompt_tokens
-    whole = begin + config.max_new_tokens
+    new = config.max_new_tokens
+    least = 1 if player.origin.tuned else new  # tokens of what follows: an answer has its own end
     sources = range(len(manifest.sources))
     rows = [(source, i) for source in sources for i in range(manifest.rows("val", source))]
     found = []
     for k in np.random.default_rng(config.seed).permutation(len(rows)):
         row = manifest.row("val", *rows[k]).astype(np.int64)
-        for ids in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:  # BOS in front
-            if len(ids) > whole and len(found) < config.n_prompts:
-                found.append(ids[1 : 1 + whole].tolist())
+        for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
+            ids = document[1:].tolist()  # without BOS
+            length = begin
+            if player.origin.tuned:
+                ids, length = exchange(ids, tokenizer)
+            if length <= begin and len(ids) >= length + least and len(found) < config.n_prompts:
+                found.append((ids[:length], ids[length : length + new]))
                 break
     if not found:
         raise UsageError(
-            f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
-            "fewer with --prompt_tokens and --max_new_tokens"
+            f"no held-out document in {manifest.dir} has {begin + new} tokens within a row of "
+            f"{manifest.row_len} (or of conversations, no question has at most {begin}); change "
+            "--prompt_tokens or --max_new_tokens"
         )
-    return [ids[:begin] for ids in found], [ids[begin:] for ids in found]
+    prompts = [Prompt(tokenizer.decode(prompt)) for prompt, _ in found]
+    return prompts, [tokenizer.decode(text) for _, text in found]
 
 
-def continue_all(model, prompts: Texts, config: TournamentConfig) -> Texts:
-    """Continue each prompt at temperature 1, as samples loop at a lower one, and a judge by
-    likelihood likes loops. The draws are the same for every player."""
-    bos = model.config.bos_id
+def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
+    """<|user|> question <|end|> <|assistant|> answer <|end|> ... -> the ids of question and answer,
+    and how many of them are the question's; ([], 0) for anything else."""
+    user, _, end = marks(tokenizer)
+    if ids[:1] != [user]:
+        return [], 0
+    question = [*takewhile(lambda i: i != end, ids[1:])]
+    answer = takewhile(lambda i: i != end, ids[len(question) + 3 :])
+    return [*question, *answer], len(question)
+
+
+def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:
+    """What it adds to each prompt, or answers if it was tuned; at temperature 1, as samples loop at
+    a lower one, and a judge by likelihood likes loops."""
+    model = player.model
     device = model.cos.device
-    generator = torch.Generator(device).manual_seed(config.seed)
-    idx = torch.tensor([[bos, *prompt] for prompt in prompts], device=device)  # (N, T)
-    out = model.generate(
-        idx, config.max_new_tokens, temperature=1.0, top_k=0, stop_id=bos, generator=generator
-    )
-    drawn = out[:, idx.size(1) :].tolist()
-    return [list(itertools.takewhile(lambda i: i != bos, ids)) for ids in drawn]
+    texts = {}
+    ids = []
+    for text in prompts:
+        found, stop = prompt_ids(text, player.tokenizer, player.origin.tuned)
+        ids.append(found)
+    for length in sorted({*map(len, ids)}):  # a batch has one length
+        same = [n for n, found in enumerate(ids) if len(found) == length]
+        idx = torch.tensor([ids[n] for n in same], device=device)  # (N, T)
+        out = model.generate(  # (N, T + new)
+            idx,
+            config.max_new_tokens,
+            temperature=1.0,
+            top_k=0,
+            stop_id=stop,
+            generator=torch.Generator(device).manual_seed(config.seed),
+        )
+        for n, row in zip(same, out[:, length:].tolist()):
+            texts[n] = player.tokenizer.decode(takewhile(lambda i: i != stop, row))
+    return [texts[n] for n in range(len(prompts))]
+
+
+def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
+    """judge.novel_mean of texts, in the tokens of the judge, as far as it has positions."""
+    before = []
+    after = []
+    for prompt, text in zip(prompts, texts):
+        ids = prompt_ids(prompt, player.tokenizer, player.origin.tuned)[0]
+        before.append(ids[1:])  # it adds the BOS
+        room = player.origin.model.seq_len + 1 - len(ids)
+        after.append(player.tokenizer.encode(text)[:room])
+    return judge.novel_mean(player.model, before, after)
 
 
 # --------------------------------------------------------------------------------- the table
@@ -174,6 +273,15 @@ def rate(names: list[str], wins: np.ndarray) -> list[dict]:
     columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
     rows = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
     return sorted(rows, key=lambda row: -row["rating"])
+
+
+def by_domain(domains: list[str], names: list[str], wins: np.ndarray) -> dict[str, dict]:
+    """The ratings on the prompts of each domain; {} if there is only one."""
+    found = {}
+    for domain in dict.fromkeys(domains):
+        mine = wins[np.array(domains) == domain]
+        found[domain] = dict(zip(names, judge.bradley_terry(mine.sum(0))))
+    return found if len(found) > 1 else {}
 
 
 def kinship(judge: Trained, players: list[Trained]) -> list[str]:
@@ -200,11 +308,18 @@ def why_untrusted(table: list[dict]) -> list[str]:
     return doubts
 
 
-def show(table: list[dict], judged_by: str, n_prompts: int, doubts: list[str]) -> None:
+def show(
+    table: list[dict], judge_name: str, n_prompts: int, domains: dict[str, dict], doubts: list[str]
+) -> None:
     width = max(len(row["name"]) for row in table)
-    say(f"\n{n_prompts} prompts, judged by {judged_by}")
+    say(f"\n{n_prompts} prompts, judged by {judge_name}")
     say(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
         say("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
+    for domain, ratings in domains.items():
+        best = sorted(ratings.items(), key=lambda pair: -pair[1])
+        short = ["/".join(Path(name).parts[-3::2]) for name, _ in best]  # tiny/step_00001000
+        shown = [f"{name} {rating:.0f}" for name, (_, rating) in zip(short, best)]
+        say(f"{domain or 'no domain'}: {', '.join(shown)}")
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")

@@ -1,0 +1,345 @@
+"""instruments/exams/served.py: a judge behind an address, on loopback: one that judges, lies, hangs
+or sends rubbish; and what a kill costs."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, command, environment, run, until
+
+import eval as eval_program
+from config import UsageError
+from instruments.exams import served, tournament
+from machinery.disk import read_json
+from machinery.errors import DataError
+
+pytest.importorskip("openai")
+pytest_plugins = ["chat_helpers"]
+KEY = "sk-secret-of-the-judge"
+
+
+class Judge(ThreadingHTTPServer):
+    """A server that replies decide(prompt, a, b). asked: the bodies of all requests."""
+
+    daemon_threads = True
+
+    def __init__(self, decide, models=("judge",)):
+        self.decide = decide
+        self.models = models
+        self.asked = []
+        self.keys = set()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({"data": [{"id": name} for name in self.server.models]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.keys.add(self.headers["Authorization"])
+        self.server.asked.append(json.dumps(body))
+        text = body["messages"][-1]["content"]
+        parts = re.search(r"prompt:\n(.*)\n\nText A:\n(.*)\n\nText B:\n(.*)\n\nWhich", text, re.S)
+        said = self.server.decide(*parts.groups())
+        if isinstance(said, str):
+            said = {"choices": [{"index": 0, "message": {"role": "assistant", "content": said}}]}
+        self.answer(said)
+
+    def answer(self, said):
+        """said: a tree for JSON, or (status, bytes)."""
+        status, content = said if isinstance(said, tuple) else (200, json.dumps(said).encode())
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def judging(decide, **options):
+    server = Judge(decide, **options)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def by_length(prompt: str, a: str, b: str) -> str:
+    return "TIE" if len(a) == len(b) else "A" if len(a) > len(b) else "B"
+
+
+PROMPTS = ["one", "two", "three"]
+TEXTS = [["aaaa"] * 3, ["aa"] * 3, ["a", "aa", "aaaaaa"]]  # of three players
+DISTINCT = 15  # of 18 requests (3 prompts, 3 pairs, 2 orders): two players wrote the same to "two"
+
+
+def by_length_wins() -> np.ndarray:
+    lengths = np.array([[len(text) for text in texts] for texts in TEXTS]).T  # (N, P)
+    better = lengths[:, :, None] > lengths[:, None]
+    equal = (lengths[:, :, None] == lengths[:, None]) & ~np.eye(3, dtype=bool)
+    return better + 0.5 * equal
+
+
+def compare(url: str, folder: Path, model: str = "judge"):
+    server = served.Server(url, model, "The longer text is better.", 16, folder / "verdicts.jsonl")
+    return server.compare(PROMPTS, TEXTS)
+
+
+def test_a_reply_is_a_verdict_or_none():
+    for reply, points in (
+        ("A", 1), ("b", 0), ("TIE", 0.5), (" **A**.\n", 1), ("'B'", 0), ("I think so.\nB", 0),
+        ("<think>A or B? A</think>\n\nTIE", 0.5), ("A\nB", 0),
+        ("", None), ("A or B", None), ("Text A", None), ("C", None), ("<think>A", None),
+        ("\u0391", None), ("AB", None),
+    ):  # fmt: skip
+        assert served.points_of(reply) == points, reply
+
+
+def test_a_judge_sees_each_pair_in_both_orders_and_its_wins_count(tmp_path, capsys):
+    with judging(by_length) as server:
+        wins, doubts = compare(server.url, tmp_path)
+        assert (wins == by_length_wins()).all() and doubts == []
+        assert len(server.asked) == len({*server.asked}) == DISTINCT
+        assert (
+            "18 replies: 0 no verdict, 2 ties; both orders decided 8 pairs"
+            in capsys.readouterr().out
+        )
+        body = json.loads(server.asked[0])
+        assert body["model"] == "judge" and body["temperature"] == 0 and body["max_tokens"] == 16
+        assert "The longer text is better." in body["messages"][0]["content"]
+
+
+def test_nothing_is_asked_twice_and_a_damaged_line_is_asked_again(tmp_path):
+    with judging(by_length) as server:
+        first, _ = compare(server.url, tmp_path)
+        asked = len(server.asked)
+    again, _ = compare("http://127.0.0.1:9/v1", tmp_path)  # nobody is there
+    assert (first == again).all()
+    file = tmp_path / "verdicts.jsonl"
+    file.write_bytes(file.read_bytes()[:-5])
+    with judging(by_length) as server:
+        again, _ = compare(server.url, tmp_path)
+        assert (first == again).all() and len(server.asked) == 1
+        compare(server.url, tmp_path, model="another")
+        assert len(server.asked) == 1 + asked
+
+
+def test_a_judge_that_lies_is_doubted(tmp_path):
+    with judging(lambda *texts: "A") as server:
+        wins, doubts = compare(server.url, tmp_path)
+    assert (wins == 0.5 * (1 - np.eye(3))).all(), "the two orders cancel"
+    assert len(doubts) == 1 and "0 of them alike" in doubts[0]
+
+
+def test_what_is_no_verdict_is_counted_and_left_out(tmp_path):
+    """In one of the two orders is enough."""
+    lost = lambda prompt, a, b: "Hm." if (prompt, a) == ("two", "aaaa") else by_length(prompt, a, b)
+    with judging(lost) as server:
+        wins, doubts = compare(server.url, tmp_path)
+    whole = by_length_wins()
+    whole[1, 0] = whole[1, :, 0] = 0  # prompt two, all pairs of the first player
+    assert (wins == whole).all()
+    assert len(doubts) == 1 and "2 of 18 replies are no verdict: 'Hm.'" in doubts[0]
+    with judging(lambda *texts: "Both are fine.") as server:
+        with pytest.raises(UsageError, match="(?=.*18)(?=.*Both are fine)(?=.*--judge_tokens)"):
+            compare(server.url, tmp_path, model="another")
+
+
+RUBBISH = {
+    "no JSON": (200, b"<html>"),
+    "another object": {"hello": 1},
+    "no choice": {"choices": []},
+    "a number": {"choices": 7},
+    "no message": {"choices": [{}]},
+    "a content that is no text": {"choices": [{"message": {"content": 5}}]},
+    "a list": [],
+    "nobody": (404, b"not found"),
+    "who are you": (401, b'{"error": {"message": "no key"}}'),
+    "broken": (500, b"\x1b[2J\xff"),
+    "elsewhere": (307, b""),
+}
+
+
+@pytest.mark.parametrize("case", RUBBISH)
+def test_rubbish_is_one_sentence_and_what_came_before_is_kept(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "RETRIES", 0)
+    monkeypatch.setattr(served, "AT_ONCE", 1)
+    said = iter([by_length] * 5)
+    decide = lambda *texts: next(said, lambda *texts: RUBBISH[case])(*texts)
+    with judging(decide) as server, pytest.raises(UsageError, match=re.escape(server.url)):
+        compare(server.url, tmp_path)
+    kept = (tmp_path / "verdicts.jsonl").read_text().splitlines()
+    assert len(kept) == 5
+    with judging(by_length) as server:
+        compare(server.url, tmp_path)
+        assert len(server.asked) == DISTINCT - 5
+
+
+def test_a_judge_that_hangs_or_is_not_there_ends_the_tournament(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "RETRIES", 0)
+    monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
+    over = threading.Event()
+    with judging(lambda *texts: over.wait(60) or "A") as server:
+        with pytest.raises(UsageError, match="time"):
+            compare(server.url, tmp_path)
+        over.set()
+    with pytest.raises(UsageError, match="127.0.0.1:9"):
+        compare("http://127.0.0.1:9/v1", tmp_path)
+
+
+def test_a_server_that_is_overloaded_is_asked_again(tmp_path):
+    busy = iter([(503, b""), (429, b"")])
+    with judging(lambda *texts: next(busy, None) or by_length(*texts)) as server:
+        wins, _ = compare(server.url, tmp_path)
+        assert (wins == by_length_wins()).all() and len(server.asked) == DISTINCT + 2
+
+
+def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
+    with judging(by_length, models=("first",)) as server:
+        compare(server.url, tmp_path, model="")
+        assert json.loads(server.asked[0])["model"] == "first"
+    for models in ((), ("first", "second")):
+        with judging(by_length, models=models) as server:
+            with pytest.raises(UsageError, match=f"{len(models)} models.*--judge_model"):
+                compare(server.url, tmp_path, model="")
+
+
+# ----------------------------------------------------------------------------- whole tournaments
+
+OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 6".split()
+
+
+def copied(run_dir: Path, folder: Path) -> Path:
+    return shutil.copytree(run_dir, folder / "run")
+
+
+def test_a_kill_costs_what_was_on_its_way(trained_run, tmp_path):
+    """5 players, as no checkpoint judges; so 10 pairs, 6 prompts, two orders."""
+    run_dir = copied(trained_run, tmp_path)
+    on = threading.Event()
+    shown = []
+
+    def decide(*texts):
+        shown.append(texts)
+        if len(shown) > 30:
+            on.wait(60)
+        return by_length(*texts)
+
+    with judging(decide) as server:
+        words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
+        env = environment(OPENAI_API_KEY=KEY)
+        how = dict(cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command("eval.py", words), **how)
+        file = run_dir / "verdicts.jsonl"
+        until(lambda: file.exists() and file.read_bytes().count(b"\n") >= 30)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        on.set()
+        kept = file.read_bytes().count(b"\n")
+        before = len(server.asked)
+        done = run("eval.py", *words, OPENAI_API_KEY=KEY)
+        assert done.returncode == 0, done.stderr
+        report = read_json(run_dir / "tournament.json")
+        distinct = {*server.asked}
+        assert len(server.asked) - before == len(distinct) - kept
+        assert before - kept <= served.AT_ONCE
+        assert server.keys == {f"Bearer {KEY}"}
+    names = {Path(row["name"]).name for row in report["players"]}
+    steps = {f"step_{n:08d}" for n in (4, 8, 12)}
+    assert names == steps | {tournament.HUMAN, tournament.LOOP}
+    assert report["players"][0]["name"] == "loop", "the longest, to a judge of length"
+    assert any("loop" in doubt for doubt in report["doubts"])
+    texts = [path.read_bytes() for path in run_dir.rglob("*") if path.is_file()]
+    assert not any(KEY.encode() in text for text in texts)
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_a_password_in_the_address_is_in_no_file(trained_run, tmp_path, capsys):
+    run_dir = copied(trained_run, tmp_path)
+    with judging(by_length) as server:
+        url = server.url.replace("://", "://me:pass1234@")
+        words = ["tournament", run_dir, *OPTIONS, "--judge", url, "--n_prompts", "1"]
+        assert eval_program.main([*map(str, words)]) == 0
+    said = capsys.readouterr()
+    texts = [path.read_bytes() for path in run_dir.glob("*.json*")]
+    assert not any(b"pass1234" in text for text in texts) and "pass1234" not in said.out + said.err
+
+
+def test_prompts_from_a_file_have_domains_and_criteria(trained_run, tmp_path, capsys):
+    run_dir = copied(trained_run, tmp_path)
+    file = tmp_path / "prompts.jsonl"
+    lines = [dict(text="def add(a, b): ", domain="code"), dict(text="import os", domain="imports")]
+    lines += [dict(text="class A:", domain="code")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    criteria = tmp_path / "criteria.txt"
+    criteria.write_text("O melhor texto \u00e9 o mais longo.")
+    with judging(by_length) as server:
+        words = ["tournament", run_dir, *OPTIONS, "--judge", server.url, "--prompts", file]
+        assert eval_program.main([*map(str, words), "--criteria", str(criteria)]) == 0
+        assert all("mais longo" in body for body in server.asked)
+    report = read_json(run_dir / "tournament.json")
+    assert report["prompts"] == ["def add(a, b):", "import os", "class A:"]
+    assert report["domains"].keys() == {"code", "imports"}
+    assert tournament.HUMAN not in {row["name"] for row in report["players"]}
+    said = capsys.readouterr().out
+    line = next(line for line in said.splitlines() if line.startswith("imports: "))
+    assert line.startswith("imports: loop ") and "run/step_00000004 " in line
+
+
+def answer_to(prompt: str) -> str:
+    """Please: Say cat dog -> I say cat dog."""
+    return f"I say {prompt.rpartition('Say ')[2]}."
+
+
+def test_tuned_models_answer_held_out_questions(answering, tmp_path):
+    """The truth is known, and it is what the human text says."""
+    run_dir = copied(answering, tmp_path)
+
+    def decide(prompt: str, a: str, b: str) -> str:
+        right = answer_to(prompt)
+        return "TIE" if (a == right) == (b == right) else "A" if a == right else "B"
+
+    with judging(decide) as server:
+        words = ["tournament", run_dir, *OPTIONS, "--prompt_tokens", "24", "--judge", server.url]
+        assert eval_program.main([*map(str, words)]) == 0
+    report = read_json(run_dir / "tournament.json")
+    assert all("Say " in prompt and "<|" not in prompt for prompt in report["prompts"])
+    human = report["completions"][tournament.HUMAN]
+    assert [*map(answer_to, report["prompts"])] == human
+    rating = {row["name"]: row["rating"] for row in report["players"]}
+    newest = max(rating.keys() - {tournament.HUMAN, tournament.LOOP})
+    assert rating[tournament.HUMAN] > rating[newest] - 1e-6 > rating[tournament.LOOP]
+    assert report["doubts"] == []
+
+
+def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "RETRIES", 0)
+    nowhere = ("--judge", "http://127.0.0.1:9/v1")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": 3}\n')
+    for options, words in (
+        ((), "127.0.0.1:9"),
+        (("--prompts", tmp_path / "none"), "none"),
+        (("--prompts", broken), "line 1"),
+        (("--criteria", tmp_path / "none.txt"), "none.txt"),
+        (("--players", trained_run, answering), "tuned"),
+        (("--players", tmp_path), "neither a preset"),
+    ):
+        typed = ["tournament", "--run_dir", tmp_path, *OPTIONS, "--players", trained_run]
+        with pytest.raises((UsageError, DataError), match=words):
+            eval_program.main([*map(str, [*typed, *nowhere, *options])])
