@@ -44,6 +44,18 @@ def exams(i: int) -> dict:
     return dict(question=stem, answerKey="@AAB"[i % 4], info=info)
 
 
+def m3exam(i: int) -> dict:
+    """2 has an option that is a picture, 3 no right one."""
+    texts = ("A casa", "red", "green", "blue", "" if i == 2 else "E. coli")
+    form = ("({}) {}", "{}. {}", "{}) {}")[i % 3]
+    return dict(
+        question_text=f"Onde {i}?",
+        background="" if i else "Um texto.",
+        answer_text="Anulada" if i == 3 else "eBCDA"[i % 5],
+        options=[*map(form.format, "ABCDE" if i else "abcde", texts)],
+    )
+
+
 ROWS = {  # repository -> the i-th row, by its set's schema
     "allenai/ai2_arc": lambda i: keyed(i, question=f"Why {i} of {WORDS[i]}?"),
     "baber/piqa": lambda i: dict(goal=f"Open {i}", sol1=WORDS[i], sol2=f"pull {i}", label=i % 2),
@@ -66,6 +78,7 @@ ROWS = {  # repository -> the i-th row, by its set's schema
     "EleutherAI/lambada_openai": lambda i: dict(text=f"Ann had {WORDS[i]}"),
     "eduagarcia/enem_challenge": lambda i: keyed(i, question=f"Qual {i}?"),
     "mhardalov/exams": exams,
+    "chiayewken/m3exam": m3exam,
 }
 TASKS = "arc_easy piqa hellaswag winogrande openbookqa enem oab".split()
 
@@ -172,6 +185,11 @@ def test_questions_are_written_out_as_the_sets_are(hub):
         ("Pergunta: O quê 3?\n A. u\n B. v\nResposta:", 1),
     ]
     assert len(asked(hub, "enem_challenge")) == 10
+    exams = asked(hub, "m3exam_pt")
+    options = "\n A. A casa\n B. red\n C. green\n D. blue\n E. E. coli\nResposta:"
+    assert exams[0][1] == "Pergunta: Um texto.\nOnde 0?" + options
+    assert exams[1][1] == "Pergunta: Onde 1?" + options
+    assert [q.gold for q, *_ in exams] == [4, 1, 0, 4, 1, 2, 3, 0]  # without 2 and 3
 
 
 def test_a_limit_draws_from_all_questions_the_same_each_time(hub):
