@@ -29,7 +29,9 @@ class Card(NamedTuple):
 
 
 # From the vendors' datasheets. A key matches a device name that has all its words; the key with the
-# most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half.
+# most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half;
+# so is Intel's Max 1550 (Ponte Vecchio), for eval.py plan only, as no run uses an xpu: a half's 512
+# units do 512 FLOPs a clock, at the 1.3 GHz of torchtitan's table (at most 1.6 GHz).
 CARDS = {
     "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 8.0),
     "B100": Card(1.8e15, 192, 8.0), "H200": Card(989e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
@@ -43,19 +45,21 @@ CARDS = {
     "MI355X": Card(2.5e15, 288, 8.0), "MI325X": Card(1307.4e12, 256, 6.0),
     "MI300X": Card(1307.4e12, 192, 5.3), "MI300A": Card(980.6e12, 128, 5.3),
     "MI250X": Card(191.5e12, 64, 1.6), "MI250": Card(181.05e12, 64, 1.6),
+    "MAX 1550": Card(340.8e12, 64, 1.64),
     "RTX 5090": Card(209.5e12, 32, 1.79), "RTX 4090": Card(165.2e12, 24, 1.01),
     "RTX 3090": Card(71e12, 24, 0.936), "T4": Card(65e12, 15, 0.32),  # 16 less ECC
     "V100": Card(125e12, 16, 0.9), "V100 PCIE": Card(112e12, 16, 0.9),
     "V100 32GB": Card(125e12, 32, 0.9), "V100 PCIE 32GB": Card(112e12, 32, 0.9),
 }  # fmt: skip
 # A device with one of these words in its name is another card: a slice, a laptop's, ... So is one
-# with a letter on its own, as in "RTX 4090 D" or "L40-S".
-DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", *ascii_uppercase}
+# with a letter on its own, as in "RTX 4090 D"; but "L40-S" is the L40S.
+DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", "GB10", "GB300", *ascii_uppercase}
 
 
 def find_card(device_name: str) -> Card | None:
     """ "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40)."""
-    words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
+    name = device_name.upper().replace("(R)", "").replace("GRACE BLACKWELL", "GB200")
+    words = set(re.findall(r"[A-Z0-9]+", re.sub(r"L40[- ]S\b", "L40S", name)))
     keys = [key for key in CARDS if words.issuperset(key.split())]
     if not keys or words & DIFFERENT_CARD:
         return None

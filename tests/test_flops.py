@@ -25,9 +25,16 @@ NAMES = {
     "Tesla V100-PCIE-32GB": 112e12,
     "AMD Instinct MI300X VF": 1307.4e12,
     "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA L40-S": 362e12,
+    "nvidia l40 s": 362e12,
+    "NVIDIA Grace Blackwell": 2.5e15,
+    "Intel(R) Data Center GPU Max 1550": 340.8e12,  # as torch.xpu names each half of one
     # Names that contain, or nearly are, one of the table's: no figure may be invented for them.
     "NVIDIA RTX A4000": None,
     "NVIDIA A10G": None,
+    "NVIDIA GB10 Grace Blackwell": None,
+    "NVIDIA GeForce RTX 4090 D": None,
+    "Intel(R) Data Center GPU Max 1100": None,
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     "NVIDIA A100X": None,
