@@ -9,7 +9,6 @@ greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and whic
 """
 
 import json
-import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,19 +73,11 @@ def export(config: ExportConfig) -> Path:
     loaded = trained.load_model(which)
     kind = "gguf" if config.gguf else "export"
     out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.origin.step:08d}")
-    if os.path.lexists(out):
-        raise UsageError(f"{out} exists already; remove it, or give another --out")
-    folder = out.with_name(f".tmp-{out.name}")
-    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
-    try:
-        folder.mkdir(parents=True)
+    with disk.new_folder(out) as folder:
         if config.gguf:
             usage = llama_cpp.export(loaded, folder, out, config.gguf)
         else:
             usage = export_to_transformers(loaded, folder, out)
-        folder.rename(out)
-    finally:  # once it is renamed, there is nothing left to remove
-        shutil.rmtree(folder, ignore_errors=True)
     say(f"written: {out}\n\n{usage}")
     return out
 

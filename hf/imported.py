@@ -36,7 +36,8 @@ from tokenizer import Tokenizer
 TOLERANCE = 1e-4  # of logits in fp32, times their standard deviation if that is above 1
 POSITIONS = 64  # of each of the two rows on which they are compared
 EPS = 1e-6  # of model.rms_norm
-KINDS = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}  # model_type -> class
+# model_type -> class
+KINDS = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3", "nanochat": "NanoChat"}
 
 HARMLESS = set(
     """_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _name_or_path
@@ -55,7 +56,7 @@ GIVEN = {
     Size: """
     head_dim hidden_size intermediate_size max_position_embeddings no_rope_layer_interval
     num_attention_heads num_hidden_layers num_key_value_heads sliding_window vocab_size""",
-    formats.Positive: "partial_rotary_factor rms_norm_eps rope_theta",
+    formats.Positive: "final_logit_softcapping partial_rotary_factor rms_norm_eps rope_theta",
     bool: "attention_bias mlp_bias tie_word_embeddings use_sliding_window",
     Word: "hidden_act",
     list[int | Word]: "layer_types no_rope_layers",
@@ -89,7 +90,8 @@ class ForeignModel:
         self.theirs = self._their_config(tree)
         self.config = c = self._read_config()
         size = sum(file.stat().st_size for file in self.files)
-        layer = 2 * (c.n_head + c.n_kv_head) * c.head_dim + 3 * c.mlp_hidden
+        matrices = 3 if c.mlp == "swiglu" else 2
+        layer = 2 * (c.n_head + c.n_kv_head) * c.head_dim + matrices * c.mlp_hidden
         n = c.n_embd * (c.vocab_size + c.n_layer * layer)  # weights of a byte or more each
         self.need(n <= size, f"{n:,} weights do not fit into its files of {size:,} bytes")
 
@@ -155,9 +157,17 @@ class ForeignModel:
         rope, n_head = c.rope_parameters, c.num_attention_heads
         is_whole = rope.get("partial_rotary_factor") in (None, 1)
         is_number = isinstance(rope["rope_theta"], int | float)
-        is_plain = rope["rope_type"] == "default" and is_whole and is_number
-        self.need(is_plain, f"its RoPE is {reprlib.repr(rope)}")
-        self.need(c.hidden_act == "silu", f"its activation is {c.hidden_act}, not silu")
+        kind = rope["rope_type"]
+        is_plain = kind == "default" and is_whole and is_number
+        self.need(is_plain, f"its RoPE is of type {kind}: {reprlib.repr(rope)}")
+        own = mapping.LLAMA
+        activation = "silu"
+        if self.kind == "NanoChat":
+            own = mapping.NANOCHAT | dict(logit_softcap=c.final_logit_softcapping or 0.0)
+            activation = "relu2"
+            # The stream cannot be scaled as in `_fold`: the norm after the embedding makes it 1.
+            self.need(c.rms_norm_eps == EPS, f"its norms add {c.rms_norm_eps}, ours {EPS}")
+        self.need(c.hidden_act == activation, f"its activation is {c.hidden_act}, not {activation}")
         layers = set(getattr(c, "layer_types", None) or [])
         self.need(layers <= {"full_attention", "sliding_attention"}, f"it has layers of {layers}")
         if c.model_type == "mistral" or "sliding_attention" in layers:
@@ -175,7 +185,7 @@ class ForeignModel:
                 mlp_hidden=c.intermediate_size,
                 rope_theta=float(rope["rope_theta"]),
                 tie_embeddings=False,
-                **mapping.LLAMA | dict(nope_every=nope_every),
+                **own | dict(nope_every=nope_every),
             )
         except UsageError as error:
             raise UsageError(f"{self.word} cannot be imported: {error}") from None
@@ -221,10 +231,14 @@ class ForeignModel:
            last norm into the head, which is then no longer the embedding.
         2. eps: x / sqrt(mean(x^2) + eps) = s x / sqrt(mean((s x)^2) + 1e-6) with s = sqrt(1e-6 /
            eps). So the residual stream is scaled by s: the embedding, and what adds to it.
+        3. NanoChat has no weights in its norms, but rotates by -t. With S, 1 on the first half of a
+           head's channels and -1 on the second, that is S R(t) S; so q and k are multiplied by S,
+           and the S in front leaves their product as it is.
         """
         saved = theirs.state_dict()
-        names = mapping.names_in(self.config, "Llama")
-        unread = saved.keys() - names.values() - set(mapping.norms_in(self.config, "Llama"))
+        names = mapping.names_in(self.config, self.kind)
+        norms = set(mapping.norms_in(self.config, self.kind))
+        unread = saved.keys() - names.values() - norms
         self.need(not unread, f"it has {sorted(unread)[:1]}, which our model has not")
         scale = (EPS / theirs.config.rms_norm_eps) ** 0.5
         factor = dict.fromkeys(("embed", "out", "down"), scale)
@@ -235,8 +249,13 @@ class ForeignModel:
             norm = {"head": "model.norm.weight"}
             norm |= dict.fromkeys("qkv", f"{layer}.input_layernorm.weight")
             norm |= dict.fromkeys(("up", "gate"), f"{layer}.post_attention_layernorm.weight")
-            w = saved[name] * saved[norm[kind]] if kind in norm else saved[name]
-            state[ours] = (w * factor.get(kind, 1.0)).detach()
+            w = saved[name] * factor.get(kind, 1.0)
+            if norm.get(kind) in norms:
+                w = w * saved[norm[kind]]
+            if self.kind == "NanoChat" and kind in ("q", "k"):
+                halves = w.unflatten(0, (-1, 2, self.config.head_dim // 2))  # (heads, 2, D/2, C)
+                w = (halves * torch.tensor([1.0, -1.0])[:, None, None]).flatten(0, 2)
+            state[ours] = w.detach()
         return state
 
     # ------------------------------------------------------------------- for train.py

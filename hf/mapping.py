@@ -27,6 +27,7 @@ OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
 STOCK = dict(mlp="swiglu", extras=(), logit_softcap=0.0)  # what all three stock classes have
 LLAMA = STOCK | dict(qk_norm=False, embed_norm=False, nope_every=0)
+NANOCHAT = dict(mlp="relu2", extras=(), qk_norm=True, embed_norm=True, nope_every=0)
 
 
 def choose_class(c: GPTConfig) -> tuple[str, str]:
@@ -87,7 +88,8 @@ def config_json(c: GPTConfig, name: str) -> dict:
 
 
 def names_in(c: GPTConfig, name: str) -> dict[str, str]:
-    """Our name of each weight -> its name in Llama and its like, or in OWN, which has ours."""
+    """Our name of each weight -> its name in Llama and its like, in NanoChat (which is only read),
+    or in OWN, which has ours."""
     if name == OWN:
         with torch.device("meta"):
             return {name: name for name in GPT(c).state_dict()}
@@ -99,10 +101,11 @@ def names_in(c: GPTConfig, name: str) -> dict[str, str]:
         "attn.k": "self_attn.k_proj",
         "attn.v": "self_attn.v_proj",
         "attn.out": "self_attn.o_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.down": "mlp.down_proj",
-        "mlp.gate": "mlp.gate_proj",
     }
+    if name == "NanoChat":
+        parts |= {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+    else:
+        parts |= {f"mlp.{part}": f"mlp.{part}_proj" for part in ("up", "down", "gate")}
     for i in range(c.n_layer):
         for ours, theirs in parts.items():
             names[f"blocks.{i}.{ours}.weight"] = f"model.layers.{i}.{theirs}.weight"
@@ -111,7 +114,7 @@ def names_in(c: GPTConfig, name: str) -> dict[str, str]:
 
 def norms_in(c: GPTConfig, name: str) -> dict[str, int]:
     """The norms' weights that Llama and its like have and we do not -> numbers in each."""
-    if name == OWN:
+    if name in (OWN, "NanoChat"):
         return {}
     sizes = {"input_layernorm": c.n_embd, "post_attention_layernorm": c.n_embd}
     if name == "Qwen3":

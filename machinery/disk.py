@@ -170,6 +170,22 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         written.unlink(missing_ok=True)
 
 
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """`with new_folder(path) as folder:` write into `folder`, which gets its name at the end of the
+    block, and is removed if that fails. UsageError if there is something at `path`."""
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists already; remove it, or choose another name")
+    folder = path.with_name(f".tmp-{path.name}")
+    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        folder.rename(path)
+    finally:  # once it is renamed, there is nothing left to remove
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def sweep(paths: Iterable[Path]) -> None:
     """Remove those of these TEMPORARY files whose writers are gone: a writer has its file locked.
     Links and folders stay; where files cannot be locked, so does everything."""

@@ -236,6 +236,8 @@ EXACT = {
     "mistral": ("Mistral", dict(sliding_window=None)),
     "mistral with a window": ("Mistral", dict(sliding_window=64)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=6, no_rope_layer_interval=3)),
+    "nanochat": ("NanoChat", {}),
+    "nanochat, tied": ("NanoChat", dict(tie_word_embeddings=True, final_logit_softcapping=None)),
 }
 
 
@@ -283,6 +285,19 @@ CHANGED = {  # name -> (a change of config.json, what the error names)
     "scaled RoPE": (
         dict(rope_parameters=dict(rope_type="yarn", rope_theta=5e5, factor=8.0)),
         "yarn",
+    ),
+    "Llama 3.1": (
+        dict(
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=5e5,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=48.0,
+            )
+        ),
+        "of type llama3",
     ),
     "gelu": (dict(hidden_act="gelu"), "gelu"),
     "biases": (dict(attention_bias=True), "bias"),
@@ -379,6 +394,13 @@ def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
     ours = read(llama)
     again = read(folder)
     assert all(torch.equal(w, again[name]) for name, w in ours.items())
+
+
+def test_nanochats_norms_add_what_ours_do(tmp_path):
+    """Another epsilon cannot be folded where the embedding is normed."""
+    make_model(tmp_path, "NanoChat", rms_norm_eps=1e-3)
+    with pytest.raises(UsageError, match="0.001"):
+        read(tmp_path)
 
 
 def test_a_tensor_that_nothing_reads_is_refused(tmp_path):
