@@ -164,7 +164,7 @@ def test_our_own_stay_as_they_are_to_the_byte(made, tmp_path):
 
 
 def test_an_export_of_it_is_read_by_transformers(made, tmp_path):
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     tokenizer = tokenizer_json.read(made["smollm2"])
     export.write_tokenizer(tokenizer, tmp_path, 64, tuned=False)
@@ -203,7 +203,7 @@ SHAPE |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 def make_model(folder: Path, name: str, **options):
     """Save a model of transformers' class with weights of unit scale, and return it."""
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -494,7 +494,7 @@ def begun(texts, tmp_path_factory):
 
 def test_training_begins_where_transformers_stands(begun):
     """The validation before the first step is transformers' loss on the same rows."""
-    import transformers
+    transformers = pytest.importorskip("transformers")
 
     folder, said = begun
     assert f"decided   by {folder / 'model'}: n_head 9, not 2" in said

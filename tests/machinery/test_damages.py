@@ -144,10 +144,12 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     main, words = PROGRAMS[program]
     out = io.StringIO()
     error_text = ""
-    # the pool is a thread, transformers does not compare
-    no_check = mock.patch.object(parity, "check", lambda *args: "not at all")
+    # the pool is a thread, transformers does not compare and may be missing
+    unchecked = dict(check=lambda *args: "not at all", need_transformers=lambda: None)
+    no_check = mock.patch.multiple(parity, **unchecked)
+    no_version = mock.patch("hf.card.version", lambda name: "0")
     pool = mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
-    with redirect_stdout(out), redirect_stderr(out), no_check, pool:
+    with redirect_stdout(out), redirect_stderr(out), no_check, no_version, pool:
         try:
             words = [word.replace("{}", str(folder)).format(**WHERE) for word in words]
             code = main(words) or 0

@@ -338,6 +338,7 @@ def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
 
 @contextlib.contextmanager
 def cluster(tmp_path: Path, workers: int):
+    distributed = pytest.importorskip("distributed")
     file = tmp_path / f"scheduler{time.monotonic_ns()}.json"
     processes = []
 
@@ -355,9 +356,7 @@ def cluster(tmp_path: Path, workers: int):
             here = f"--local-directory={tmp_path}"
             start("worker", address, "--nthreads=1", "--no-nanny", here)
         if workers:
-            from distributed import Client
-
-            with Client(address) as client:
+            with distributed.Client(address) as client:
                 client.wait_for_workers(workers, timeout=60)
         yield address, processes[1:]
     finally:
@@ -395,10 +394,11 @@ def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypat
         source = ("--source", f"files:{jsonl}", "--cluster", address)
         return error_of(prepare(tmp_path / "d", *source), 2)
 
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "distributed", None)
+        assert "requirements-cluster.txt" in refused("tcp://127.0.0.1:1")
     with cluster(tmp_path, 0) as (address, _):
         assert f"dask worker {address}" in refused(address)
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    assert "requirements-cluster.txt" in refused("tcp://127.0.0.1:1")
 
 
 def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_path):
