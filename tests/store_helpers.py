@@ -109,6 +109,8 @@ def s3_server():
 
 @pytest.fixture(scope="module")
 def server():
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
     with s3_server() as running:
         yield running
 

@@ -5,7 +5,6 @@ import json
 import math
 from collections import Counter
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,7 +18,7 @@ from instruments.exams import choice
 from machinery.errors import DataError
 from machinery.trained import EvalConfig
 
-pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
+pytest.importorskip("lm_eval")
 OURS = Path(evaluate.__file__).parent / "instruments" / "exams" / "tasks"
 WORDS = "red green blue black white brown gray pink café 日本 import def self".split()
 

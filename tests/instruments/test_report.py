@@ -23,7 +23,6 @@ from instruments.talk.sample import find_prompts
 from machinery.formats import METRICS, SampleLine, parse, read_lines
 from machinery.shards import Manifest
 
-pytest.importorskip("matplotlib")
 STEP_TOKENS = 1000
 
 

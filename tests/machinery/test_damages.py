@@ -144,10 +144,11 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     main, words = PROGRAMS[program]
     out = io.StringIO()
     error_text = ""
-    # the pool is a thread, transformers does not compare and may be missing
-    unchecked = dict(check=lambda *args: "not at all", need_transformers=lambda: None)
-    no_check = mock.patch.multiple(parity, **unchecked)
-    no_version = mock.patch("hf.card.version", lambda name: "0")
+    # the pool is a thread; transformers does not compare, and may be missing
+    no_check = mock.patch.multiple(
+        parity, check=lambda *args: "not at all", need_transformers=lambda: None
+    )
+    no_version = mock.patch("hf.card.version", str)
     pool = mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
     with redirect_stdout(out), redirect_stderr(out), no_check, no_version, pool:
         try:

@@ -394,9 +394,9 @@ def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypat
         source = ("--source", f"files:{jsonl}", "--cluster", address)
         return error_of(prepare(tmp_path / "d", *source), 2)
 
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "distributed", None)
-        assert "requirements-cluster.txt" in refused("tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert "requirements-cluster.txt" in refused("tcp://127.0.0.1:1")
+    monkeypatch.undo()
     with cluster(tmp_path, 0) as (address, _):
         assert f"dask worker {address}" in refused(address)
 

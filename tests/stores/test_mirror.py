@@ -29,8 +29,6 @@ from stores.mirror import Lease
 from stores.store import Store
 
 BIG = f"dcp/{TENSORS}"  # the tensors of a checkpoint
-pytest.importorskip("moto")
-pytest.importorskip("s3fs")
 pytestmark = [
     pytest.mark.usefixtures("quick"),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

@@ -21,8 +21,6 @@ from machinery.errors import DataError
 from machinery.shards import Manifest
 from stores import stage
 
-pytest.importorskip("moto")
-pytest.importorskip("s3fs")
 pytestmark = pytest.mark.usefixtures("quick")
 
 

@@ -12,8 +12,6 @@ from machinery.errors import DataError, StorageError
 from stores import store
 from stores.store import Store
 
-pytest.importorskip("moto")
-pytest.importorskip("s3fs")
 pytestmark = pytest.mark.usefixtures("quick")
 
 
