@@ -170,6 +170,7 @@ def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_network_an_exam_is_one_sentence(trained, tmp_path):
+    pytest.importorskip("lm_eval")
     args = ("choice", trained, "--task", "arc_easy")
     done = run("eval.py", *args, HF_HOME=str(tmp_path / "hf"))
     assert done.returncode == 3, done.stdout + done.stderr
