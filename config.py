@@ -379,8 +379,9 @@ def in_stock_shape(preset: Preset) -> Preset:
 
 
 # For the thesis's runs below. This and mlp_hidden are ours: it names RoPE and grouped queries only.
-# Its code (https://github.com/Fazzioni/Biatron) has LayerNorm, biases, and GELU of 4 x n_embd: as
-# many weights; also the tied head, and this base of RoPE (for smol-135m 1,000,000).
+# Its code (https://github.com/Fazzioni/Biatron) has the tied head and, for biatron-345m, this base
+# of RoPE (for smol-135m 1,000,000); but LayerNorm, biases, and GELU of 4 x n_embd, with as many
+# weights.
 _LLAMA = dict(
     mlp="swiglu", head_dim=64, qk_norm=False, embed_norm=False, tie_embeddings=True,
     logit_softcap=0.0, rope_theta=10_000.0,
@@ -438,7 +439,7 @@ PRESETS = {
             optimizer="adamw", lr=6e-5, schedule="cosine", warmup=152,  # 0.1% of the steps
             # Its code's; but there the cosine would reach final_lr only at step 430,000.
             final_lr=0.1, grad_clip=1.0,
-            # 1.4, 2.1, 1.2 and 1.4 epochs of 135B, 45B, 13.2B and 11.8B tokens (table 9.2)
+            # 1.4, 2.1, 1.2 and 1.4 epochs of these (docs/scaling.md)
             mixture=("gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"),
         ),
         prompts=("O maior planeta é", "Era uma vez", "A água ferve quando"),

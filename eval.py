@@ -7,7 +7,7 @@
     core        the CORE score, with GPT-2's beside it
     look        a page on what the model does inside: where it looks, what each head is worth
     noise       the gradient noise scale: the batch beyond which more tokens a step gain little
-    tournament  checkpoints continue the same prompts, and a judge compares them
+    tournament  models write after the same prompts, and a judge compares what they wrote
     serve       a page to try it
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
     plan        memory, hours, dollars and loss of a preset on another machine

@@ -29,9 +29,9 @@ class Card(NamedTuple):
 
 
 # From the vendors' datasheets. A key matches a device name that has all its words; the key with the
-# most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half;
-# so is Intel's Max 1550 (Ponte Vecchio), for eval.py plan only, as no run uses an xpu: a half's 512
-# units do 512 FLOPs a clock, at the 1.3 GHz of torchtitan's table (at most 1.6 GHz).
+# most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half. So
+# is Intel's Max 1550 (Ponte Vecchio), for eval.py plan only, as no run uses an xpu; its figure is
+# computed: 512 units x 512 FLOPs x 1.3 GHz, torchtitan's clock (at most 1.6).
 CARDS = {
     "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 8.0),
     "B100": Card(1.8e15, 192, 8.0), "H200": Card(989e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
@@ -53,12 +53,13 @@ CARDS = {
 }  # fmt: skip
 # A device with one of these words in its name is another card: a slice, a laptop's, ... So is one
 # with a letter on its own, as in "RTX 4090 D"; but "L40-S" is the L40S.
-DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", "GB10", "GB300", *ascii_uppercase}
+DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", "GB10", "GB300", "ULTRA", *ascii_uppercase}
 
 
 def find_card(device_name: str) -> Card | None:
     """ "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40)."""
-    name = device_name.upper().replace("(R)", "").replace("GRACE BLACKWELL", "GB200")
+    name = device_name.upper().replace("(R)", "")  # else its R is a letter on its own
+    name = name.replace("GRACE BLACKWELL", "GB200")
     words = set(re.findall(r"[A-Z0-9]+", re.sub(r"L40[- ]S\b", "L40S", name)))
     keys = [key for key in CARDS if words.issuperset(key.split())]
     if not keys or words & DIFFERENT_CARD:

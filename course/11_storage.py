@@ -45,10 +45,12 @@ lesson.begin(11, "storage")
 # %% [markdown]
 # ## Small files
 # 4,000 rows of 257 tokens, two bytes each: every row in a file of its own, or all in one *shard*. A
-# file system allocates blocks of 4 KB, and a row has 514 bytes. (The document advises shards of 100
-# MB to 2 GB, to amortize what a file costs. This project's have at most 16,384 rows, 67 MB if of
-# 2,049 tokens: a run reads single rows from a disk, where a larger file gains nothing, while a
-# writer holds a shard in memory, and a download that fails begins its file again.)
+# file system allocates blocks of 4 KB, and a row has 514 bytes.
+#
+# The document advises shards of 100 MB to 2 GB, to amortize what a file costs. This project's have
+# at most 16,384 rows, 67 MB for rows of 2,049 tokens: a run reads single rows from a disk, where a
+# larger file gains nothing, while a writer holds a shard in memory, and a download that fails
+# begins its file again.
 
 # %%
 paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))

@@ -129,7 +129,7 @@ lesson.holds(sees > 1000 * blind, "without RoPE the order changes nothing; with 
 # %% [markdown]
 # ## 4. Step over weight: a run that is well, and does not learn
 # The thesis's first run (120M weights, AdamW, a constant rate of 3e-6, 3.6% MFU) read 20B tokens,
-# some 9,500 steps of its 2.1M, and its checkpoints had not learned the language. That was observed;
+# some 9,500 steps of 2.1M, and its checkpoints had not learned the language. That was observed;
 # the thesis names no cause. Its next run learned, with another library, model, tokenizer and
 # language, and with twenty times the rate (table 8.1: 6e-5). That the rate was the fault is *our*
 # guess. Here is what speaks for it: in these models such a rate alone does it, and the first ruler

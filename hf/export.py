@@ -16,6 +16,7 @@ from typing import Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from config import Local, Preset, UsageError, find_preset
 from hf import card, llama_cpp, mapping, parity, template, tokenizer_json
@@ -116,15 +117,7 @@ def write_model(loaded: Trained, folder: Path) -> Export:
     it keeps under `nano2049`."""
     config = mapping.folded(loaded.model.config)
     name, _ = mapping.choose_class(config)
-    weights = mapping.to_huggingface(loaded.model)
-    file = folder / "model.safetensors"
-    disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
-    try:
-        save_file(weights, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # which is not an OSError
-        raise StorageError(f"{file} could not be written: {error}") from None
-    file.chmod(0o644)  # safetensors makes it readable by its owner alone
-    disk.fsync(file)
+    save_weights(mapping.to_huggingface(loaded.model), folder)
     generation = {
         "bos_token_id": config.bos_id,
         "pad_token_id": config.bos_id,
@@ -152,6 +145,18 @@ def write_model(loaded: Trained, folder: Path) -> Export:
     tree = mapping.config_json(config, name) | {"nano2049": formats.tree_of(record)}
     disk.write_json(folder / "config.json", tree)
     return record
+
+
+def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
+    """model.safetensors; StorageError if it does not fit."""
+    file = folder / "model.safetensors"
+    disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another folder")
+    try:
+        save_file(weights, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which is not an OSError
+        raise StorageError(f"{file} could not be written: {error}") from None
+    file.chmod(0o644)  # safetensors makes it readable by its owner alone
+    disk.fsync(file)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:

@@ -90,9 +90,8 @@ class ForeignModel:
         self.theirs = self._their_config(tree)
         self.config = c = self._read_config()
         size = sum(file.stat().st_size for file in self.files)
-        matrices = 3 if c.mlp == "swiglu" else 2
-        layer = 2 * (c.n_head + c.n_kv_head) * c.head_dim + matrices * c.mlp_hidden
-        n = c.n_embd * (c.vocab_size + c.n_layer * layer)  # weights of a byte or more each
+        layer = 2 * (c.n_head + c.n_kv_head) * c.head_dim + 2 * c.mlp_hidden
+        n = c.n_embd * (c.vocab_size + c.n_layer * layer)  # at least; of a byte or more each
         self.need(n <= size, f"{n:,} weights do not fit into its files of {size:,} bytes")
 
     @cached_property
@@ -219,10 +218,10 @@ class ForeignModel:
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
         far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
-        return state, (
-            f"a {self.kind}, its norms folded into the matrices (AdamW takes another path); logits "
-            f"differ by {far:.1g} at most"
-        )
+        folded = "its norms folded into the matrices (AdamW takes another path)"
+        if self.kind == "NanoChat":
+            folded = "half of the rows of q and k with another sign"
+        return state, f"a {self.kind}, {folded}; logits differ by {far:.1g} at most"
 
     def _fold(self, theirs: nn.Module) -> dict[str, Tensor]:
         """Their weights as ours, whose norms have no weight and add 1e-6.
@@ -231,9 +230,10 @@ class ForeignModel:
            last norm into the head, which is then no longer the embedding.
         2. eps: x / sqrt(mean(x^2) + eps) = s x / sqrt(mean((s x)^2) + 1e-6) with s = sqrt(1e-6 /
            eps). So the residual stream is scaled by s: the embedding, and what adds to it.
-        3. NanoChat has no weights in its norms, but rotates by -t. With S, 1 on the first half of a
-           head's channels and -1 on the second, that is S R(t) S; so q and k are multiplied by S,
-           and the S in front leaves their product as it is.
+        3. NanoChat has no weights in its norms, but rotates by the opposite angle. With S, 1 on the
+           first half of a head's channels and -1 on the second, R(-t) = S R(t) S. So q and k are
+           multiplied by S; the S in front leaves their product as it is. The norm of q and k
+           commutes with all of these.
         """
         saved = theirs.state_dict()
         names = mapping.names_in(self.config, self.kind)

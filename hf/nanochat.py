@@ -10,22 +10,20 @@ of tiktoken. Next: imported.py, which reads such folders.
 """
 
 import pickle
-import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import tiktoken
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from config import Size, UsageError
-from hf import imported, parity, tokenizer_json
+from config import GPTConfig, Size, UsageError
+from hf import export, imported, mapping, parity, tokenizer_json
 from machinery import cli, disk, formats
-from machinery.errors import reason_of
+from machinery.errors import ParityError, reason_of
 from machinery.output import say
+from tokenizer import BOS, Tokenizer
 
-BOS = "<|bos|>"
 TABLES = {"transformer.wte": "model.embed_tokens", "lm_head": "lm_head"}
 PARTS = {  # of transformer.h.3 -> of model.layers.3
     "attn.c_q": "self_attn.q_proj",
@@ -35,7 +33,7 @@ PARTS = {  # of transformer.h.3 -> of model.layers.3
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
-LATER = {  # in the name of a weight -> what nanochat does with it
+LATER = {  # in the name of a weight -> the part that is refused
     "value_embeds": "value embeddings",
     "ve_gate": "their gate, and since March 2026 q and k times 1.15 or 1.2 after the norm",
     "smear": "smear, and q and k times 1.2 after the norm",
@@ -61,22 +59,18 @@ class Meta:
     model_config: Shape
 
 
-class Tables:
-    """What a pickled tiktoken.Encoding holds."""
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
 class TablesOnly(pickle.Unpickler):
+    """Gives what a pickled tiktoken.Encoding holds, as attributes; an error for any other class."""
+
     def find_class(self, module: str, name: str) -> type:
         if (module, name) == ("tiktoken.core", "Encoding"):
-            return Tables
+            return SimpleNamespace
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a tokenizer")
 
 
 def main(argv: list[str]) -> int:
-    """`python -m hf.nanochat CHECKPOINTS OUT`"""
+    """`python -m hf.nanochat CHECKPOINTS OUT`. UsageError for what cannot be read or converted,
+    ParityError if the folder does not compute what it should; then there is none."""
     if len(argv) != 2 or argv[0].startswith("-"):
         raise UsageError(
             "python -m hf.nanochat CHECKPOINTS OUT needs nanochat's folder of model_*.pt, and the "
@@ -87,9 +81,10 @@ def main(argv: list[str]) -> int:
     file, shape = newest(source)
     weights = weights_of(file, shape)
     with disk.new_folder(out) as folder:
-        bos_id = write_tokenizer(file.parent, folder)
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        disk.write_json(folder / "config.json", config_json(shape, bos_id))
+        tokenizer = read_tokenizer(file.parent, folder)
+        export.write_tokenizer(tokenizer, folder, shape.sequence_len, tuned=False)
+        export.save_weights(weights, folder)
+        disk.write_json(folder / "config.json", config_json(shape, tokenizer.bos_id))
         written = imported.ForeignModel(folder)
         _, remark = written.read(written.config)
     say(f"{file}: {remark}\nwritten: {out}")
@@ -97,17 +92,12 @@ def main(argv: list[str]) -> int:
 
 
 def newest(folder: Path) -> tuple[Path, Shape]:
-    """The weights of the last step, and their shape."""
-    steps = {}
-    for path in folder.glob("model_*.pt"):
-        step = re.fullmatch(r"model_(\d{1,12})\.pt", path.name)
-        if step:
-            steps[int(step[1])] = path
-    if not steps:
+    """The file of the last step's weights, and their shape."""
+    files = sorted(folder.glob("model_[0-9]*.pt"), key=lambda path: (len(path.name), path.name))
+    if not files:
         raise UsageError(f"{folder} has no model_*.pt, a checkpoint of nanochat")
-    file = steps[max(steps)]
-    meta = file.with_name(file.name.replace("model", "meta")).with_suffix(".json")
-    return file, formats.read(meta, Meta).model_config
+    step = files[-1].stem.removeprefix("model_")
+    return files[-1], formats.read(folder / f"meta_{step}.json", Meta).model_config
 
 
 def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
@@ -137,8 +127,9 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
             names[f"transformer.h.{i}.{part}"] = f"model.layers.{i}.{theirs}"
     unlike = saved.keys() ^ {f"{name}.weight" for name in names}
     if unlike or len(of_layer) != c.n_layer:
-        raise UsageError(f"{file} is not of its meta_*.json: {sorted(unlike)[:3]}")
-    so_far = of_layer.float().cumprod(0).tolist()
+        others = sorted(unlike)[:3] or "resid_lambdas"
+        raise UsageError(f"{file} has other weights than its meta_*.json says: {others}")
+    so_far = of_layer.cumprod(0).tolist()
     weights = {}
     for name, theirs in names.items():
         w = saved[f"{name}.weight"]
@@ -152,38 +143,33 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
 
 def config_json(c: Shape, bos_id: int) -> dict:
     """What NanoChat needs to know. RoPE's base and the cap stand in nanochat's code."""
-    return {
-        "architectures": ["NanoChatForCausalLM"],
-        "model_type": "nanochat",
-        "dtype": "float32",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.n_embd,
-        "intermediate_size": 4 * c.n_embd,
-        "num_hidden_layers": c.n_layer,
-        "num_attention_heads": c.n_head,
-        "num_key_value_heads": c.n_kv_head,
-        "max_position_embeddings": c.sequence_len,
-        "hidden_act": "relu2",
-        "rms_norm_eps": 1e-6,
-        "final_logit_softcapping": 15.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "tie_word_embeddings": False,
-        "bos_token_id": bos_id,
-        "eos_token_id": bos_id,
-        "pad_token_id": bos_id,
-    }
+    config = GPTConfig(
+        seq_len=c.sequence_len,
+        vocab_size=c.vocab_size,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        n_kv_head=c.n_kv_head,
+        n_embd=c.n_embd,
+        head_dim=c.n_embd // c.n_head,
+        mlp_hidden=4 * c.n_embd,
+        rope_theta=10_000.0,
+        bos_id=bos_id,
+        **mapping.NANOCHAT,
+    )
+    own = {"hidden_act": "relu2", "final_logit_softcapping": 15.0}
+    return mapping.config_json(config, "NanoChat") | own
 
 
-def write_tokenizer(source: Path, folder: Path) -> int:
-    """tokenizer.json, from the tokenizer.pkl beside the checkpoint or where nanochat keeps it;
-    returns the id of BOS."""
+def read_tokenizer(source: Path, folder: Path) -> Tokenizer:
+    """The tokenizer.pkl beside the checkpoint, or where nanochat keeps it, as a tokenizer.json that
+    is written to `folder`. ParityError if `tokenizers` gives other ids than tiktoken."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     beside = source / "tokenizer.pkl"
     file = beside if beside.exists() else source / "../../tokenizer/tokenizer.pkl"
     try:
         with disk.open_file(file) as opened:
-            state = TablesOnly(opened).load().state
+            state = vars(TablesOnly(opened).load())
         ranks, special = state["mergeable_ranks"], state["special_tokens"]
         theirs = tiktoken.Encoding(**state)
         converter = TikTokenConverter(pattern=state["pat_str"], extra_special_tokens=special)
@@ -191,13 +177,11 @@ def write_tokenizer(source: Path, folder: Path) -> int:
         converter.converted().save(str(folder / "tokenizer.json"))
     except Exception as error:  # of many classes
         raise UsageError(f"{file} cannot be read: {reason_of(error)}") from None
-    options = dict(tokenizer_class="PreTrainedTokenizerFast", bos_token=BOS)
-    disk.write_json(folder / "tokenizer_config.json", options)
-    ours = tokenizer_json.read(folder)
-    for text in (*parity.TEXTS, " ".join(parity.TEXTS)):
-        if ours.encode(text) != theirs.encode_ordinary(text) or ours.special != special:
-            raise UsageError(f"{file}: `tokenizers` encodes {text[:40]!r} differently")
-    return ours.bos_id
+    ours = tokenizer_json.read(folder, BOS)
+    alike = [*map(ours.encode, parity.TEXTS)] == theirs.encode_ordinary_batch(parity.TEXTS)
+    if not alike or ours.special != special:
+        raise ParityError(f"{file}: `tokenizers` has other ids or special tokens")
+    return ours
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ NAMES = {
     "NVIDIA RTX A4000": None,
     "NVIDIA A10G": None,
     "NVIDIA GB10 Grace Blackwell": None,
+    "NVIDIA Grace Blackwell Ultra": None,
     "NVIDIA GeForce RTX 4090 D": None,
     "Intel(R) Data Center GPU Max 1100": None,
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,

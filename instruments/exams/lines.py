@@ -11,14 +11,19 @@ from machinery.formats import parse
 LARGEST = 1 << 30  # bytes of a file of questions or prompts
 
 
+def read_file(path: str | Path) -> bytes:
+    """The file; UsageError if it cannot be read."""
+    try:
+        return disk.read_bytes(path, LARGEST)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+
+
 def read_lines(path: str | Path, kind: Any) -> list[Any]:
     """The lines of a JSONL file in UTF-8, each as the first of the kinds that it fits; blank lines
     are left out. UsageError if it cannot be read; DataError, which names the line, if one fits none
     of the kinds, or there is no line."""
-    try:
-        lines = disk.read_bytes(path, LARGEST).split(b"\n")  # splitlines breaks at U+2028 as well
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+    lines = read_file(path).split(b"\n")  # splitlines breaks at U+2028 as well
     found = [
         parse(line, kind, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)

@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from machinery.output import json_of, say
 
 AT_ONCE = 8  # requests
 TIMEOUT_S = 120  # of silence
-RETRIES = 3  # of a server that is silent, refuses, or is overloaded
+RETRIES = 3  # of a server that is silent, cannot be reached, or is overloaded
 KEPT = 200  # characters of a reply, its last
 
 REQUEST = """Two texts, A and B, were written to the same prompt. {criteria}
@@ -44,36 +45,41 @@ Text B:
 Which is better? Reply with A, B or TIE, and nothing else."""
 POINTS = {"A": 1.0, "TIE": 0.5, "B": 0.0}  # of text A
 
-Pair = tuple[str, str, str]  # a prompt, text A, text B
-
 
 def points_of(reply: str) -> float | None:
     """What text A gets by a reply, whose last line is A, B or TIE, with any signs around it:
     "**A**". None if it is no verdict. What a model thinks before it replies ends in </think>."""
-    line = reply.rpartition("</think>")[2].strip().rpartition("\n")[2]
+    line = re.split(r"</think>|\n", reply.strip())[-1]
     return POINTS.get(re.sub(r"\W", "", line).upper())
 
 
+@dataclass
 class Server:
-    """A judge behind an address."""
+    """A judge behind an address. UsageError if the package openai is missing, or if no model is
+    named and the server does not list exactly one."""
 
-    def __init__(self, url: str, model: str, criteria: str, max_tokens: int, kept: Path) -> None:
-        """url: what stands before /chat/completions. model: empty: the one that the server lists.
-        criteria: what is better, in words. max_tokens: of a reply. kept: the file of the replies.
-        UsageError unless such a server answers, with one model to choose from."""
+    url: str
+    """What stands before /chat/completions."""
+    model: str
+    """Empty: the only one that the server lists."""
+    criteria: str
+    """Which text is better, in words."""
+    max_tokens: int
+    """Of a reply."""
+    kept: Path
+    """The file of the replies."""
+
+    def __post_init__(self):
         try:
             from openai import OpenAI
         except ImportError:
             raise UsageError(
-                f"--judge {url} needs the package openai: {install('requirements-eval.txt')}"
+                f"--judge {self.url} needs the package openai: {install('requirements-eval.txt')}"
             ) from None
-        key = os.environ.get("OPENAI_API_KEY") or "none"  # a server of one's own wants none
-        self.client = OpenAI(base_url=url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES)
-        self.url = url
-        self.criteria = criteria
-        self.max_tokens = max_tokens
-        self.kept = kept
-        self.model = model or self.only_model()
+        key = os.environ.get("OPENAI_API_KEY", "none")  # a server of one's own wants none
+        self.client = OpenAI(base_url=self.url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES)
+        if not self.model:
+            self.model = self.only_model()
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -83,8 +89,8 @@ class Server:
             yield
         except Exception as error:
             raise UsageError(
-                f"no judge answers at {self.url} (most addresses end in /v1): {reason_of(error)}; "
-                "replies so far are kept: the same command asks only what is missing"
+                f"the judge at {self.url} gives no reply (most addresses end in /v1): "
+                f"{reason_of(error)}; replies are kept: the same command asks only what is missing"
             ) from None
 
     def only_model(self) -> str:
@@ -97,78 +103,76 @@ class Server:
             )
         return names[0]
 
-    def ask(self, body: dict) -> str:
+    def ask(self, request: str) -> str:
         """The end of the reply."""
         with self.asking():
-            message = self.client.chat.completions.create(**body).choices[0].message
-            return (message.content or "")[-KEPT:]
+            answer = self.client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": request}],
+                max_tokens=self.max_tokens,
+                temperature=0,
+            )
+            return (answer.choices[0].message.content or "")[-KEPT:]
 
-    def replies(self, pairs: list[Pair]) -> list[str]:
-        """A reply to each pair, asked or known from the file."""
-        keys = []
-        bodies = {}
-        for prompt, a, b in pairs:
-            text = REQUEST.format(criteria=self.criteria, prompt=prompt, a=a, b=b)
-            message = {"role": "user", "content": text}
-            body = dict(model=self.model, messages=[message], max_tokens=self.max_tokens)
-            body["temperature"] = 0
-            key = hashlib.sha256(json.dumps(body).encode()).hexdigest()
-            keys.append(key)
-            bodies[key] = body
+    def key_of(self, request: str) -> str:
+        """A hash of all that a reply depends on, but for the address."""
+        asked = json.dumps([self.model, self.max_tokens, request])
+        return hashlib.sha256(asked.encode()).hexdigest()
+
+    def replies(self, requests: list[str]) -> list[str]:
+        """A reply to each, asked or known from the file."""
+        keys = {request: self.key_of(request) for request in requests}
         known = {line.key: line.reply for line in read_lines(self.kept, Verdict)}
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
-            asked = {pool.submit(self.ask, bodies[key]): key for key in bodies if key not in known}
+            asked = {pool.submit(self.ask, x): key for x, key in keys.items() if key not in known}
             for done in tqdm(as_completed(asked), "judge", len(asked), disable=None):
                 key = asked[done]
                 known[key] = done.result()
                 disk.append(self.kept, json_of(dict(key=key, reply=known[key])) + "\n")
         finally:
             pool.shutdown(cancel_futures=True)  # else it would first ask all the others
-        return [known[key] for key in keys]
+        return [known[keys[request]] for request in requests]
 
     def compare(self, prompts: list[str], texts: list[list[str]]) -> tuple[np.ndarray, list[str]]:
         """P players' texts, N each -> (wins (N, P, P), reasons to doubt them).
 
         A win is the mean over both orders. Where one of the two replies is no verdict, neither
-        player gets anything. UsageError if none is a verdict."""
+        player gets anything. UsageError if the server fails, or if no reply is a verdict."""
+        requests = [
+            REQUEST.format(criteria=self.criteria, prompt=prompt, a=a, b=b)
+            for prompt, *written in zip(prompts, *texts)
+            for a, b in permutations(written, 2)
+        ]
+        replies = self.replies(requests)
         n_players = len(texts)
-        pairs = []
-        for n, prompt in enumerate(prompts):
-            for i, j in combinations(range(n_players), 2):
-                a, b = texts[i][n], texts[j][n]
-                pairs += [(prompt, a, b), (prompt, b, a)]
-        replies = self.replies(pairs)
-        points = [points_of(reply) for reply in replies]
-        both = np.array(points, float).reshape(len(prompts), -1, 2)  # NaN: no verdict
-        won = (both[..., 0] + 1 - both[..., 1]) / 2  # (N, pairs of players)
-        wins = np.zeros((len(prompts), n_players, n_players))
-        i, j = np.triu_indices(n_players, 1)
-        wins[:, i, j] = np.nan_to_num(won)
-        wins[:, j, i] = np.nan_to_num(1 - won)
-        return wins, self.doubts(replies, both)
+        first = np.full((len(prompts), n_players, n_players), np.nan)  # NaN: no verdict
+        others = ~np.eye(n_players, dtype=bool)
+        first[:, others] = np.array([*map(points_of, replies)], float).reshape(len(prompts), -1)
+        second = 1 - first.transpose(0, 2, 1)  # the points of the row's text where it is text B
+        return np.nan_to_num((first + second) / 2), self.doubts(replies, first, second)
 
-    def doubts(self, replies: list[str], points: np.ndarray) -> list[str]:
-        """Print how it judged; reasons to doubt it."""
-        lost = np.isnan(points)
-        if lost.all():
+    def doubts(self, replies: list[str], first: np.ndarray, second: np.ndarray) -> list[str]:
+        """Print how it judged; reasons to doubt it. first, second: (N, P, P), the points of the
+        row's text against the column's, as text A and as text B."""
+        lost = [reply for reply in replies if points_of(reply) is None]
+        if len(lost) == len(replies):
             raise UsageError(
                 f"{self.model} gave no verdict in {len(replies)} replies, but {replies[0]!r}; a "
                 "model that thinks first needs a larger --judge_tokens"
             )
-        decided = points[((points == 0) | (points == 1)).all(-1)]  # (pairs, 2)
-        agree = (decided.sum(-1) == 1).sum()
+        decided = np.isin(first, (0, 1)) & np.isin(second, (0, 1))
+        n = decided.sum() // 2  # it has each pair twice
+        agree = (decided & (first == second)).sum() // 2
+        alike = f"both orders decided {n:,} pairs, and {agree:,} of them alike"
         say(
-            f"{len(replies):,} replies: {lost.sum():,} no verdict, {(points == 0.5).sum():,} ties; "
-            f"both orders decided {len(decided):,} pairs, and {agree:,} of them alike"
+            f"{len(replies):,} replies: {len(lost):,} no verdict, {(first == 0.5).sum():,} ties; "
+            f"{alike}"
         )
         found = []
-        if lost.mean() > 0.1:
-            example = replies[int(lost.ravel().argmax())]
-            found.append(f"{lost.sum():,} of {len(replies):,} replies are no verdict: {example!r}")
-        if agree < len(decided) / 2 + len(decided) ** 0.5:  # two standard deviations of a coin
-            found.append(
-                f"it decided {len(decided):,} pairs in both orders, {agree:,} of them alike, as by "
-                "tossing a coin"
-            )
+        if len(lost) > len(replies) / 10:
+            found.append(f"{len(lost):,} of {len(replies):,} replies are no verdict: {lost[0]!r}")
+        if agree < n / 2 + n**0.5:  # two standard deviations of a coin
+            found.append(f"{alike}: a coin may do as well")
         return found

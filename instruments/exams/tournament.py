@@ -1,11 +1,11 @@
 """The tournament: models write after the same prompts, a judge compares them, ratings follow.
 
 Reads checkpoints, and held-out documents or a file of prompts; prints a table and writes
-RUN_DIR/tournament.json, with all the texts, which are worth reading. Two players whose place is
-known take part too: the human text, which should come out at the top, and a loop of the prompt's
-end, which should come out at the bottom. Where they do not, that is printed as a reason to doubt
-the judge. Next: judge.py, a checkpoint that decides, and the arithmetic of the ratings; served.py,
-a judge behind an address.
+RUN_DIR/tournament.json, with all the texts, which are worth reading. Players whose place is known
+take part too: a loop of the prompt's end, which should come out at the bottom, and of held-out
+documents the human text, which should come out at the top. Where they do not, that is printed as a
+reason to doubt the judge. Next: judge.py, a checkpoint that decides, and the arithmetic of the
+ratings; served.py, a judge behind an address.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,12 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from config import Count, Local, UsageError
 from instruments.exams import judge
-from instruments.exams.lines import read_lines
+from instruments.exams.lines import read_file, read_lines
+from instruments.exams.served import Server
+from instruments.talk.sample import SampleConfig, continuations
 from machinery import checkpoint, disk, trained
 from machinery.output import say
 from machinery.trained import EvalConfig, Trained
@@ -49,7 +50,7 @@ class TournamentConfig:
     instruments/exams/prompts.jsonl; empty: the beginnings of held-out documents, or for tuned
     models the questions of held-out conversations."""
     n_prompts: Count = 60
-    """Held-out documents to take."""
+    """Held-out documents, or questions, to take; a file of prompts is taken whole."""
     prompt_tokens: Count = 32
     """Tokens of a document that the players are given; of a question, at most."""
     max_new_tokens: Count = 64
@@ -63,9 +64,9 @@ class TournamentConfig:
     judge_model: str = ""
     """The model of that server; empty: the only one that it lists."""
     judge_tokens: Count = 16
-    """Of a reply of that server; a model that thinks first needs thousands."""
+    """Tokens of a reply of that server, at most; a model that thinks first needs thousands."""
     criteria: Local = ""
-    """A file that tells that server which text is better; empty: the one that follows from the
+    """A file with what that server is told of a better text; empty: that it follows from the
     prompt, is coherent, and says something interesting."""
 
 
@@ -89,38 +90,48 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
         prompts = read_lines(config.prompts, Prompt)
     else:
         prompts, human[HUMAN] = held_out(config, first)
-    # A space before a word belongs to the word's token.
-    asked = [prompt.text.rstrip(" ") or prompt.text for prompt in prompts]
+    asked = [prompt.text.rstrip(" ") for prompt in prompts]  # as eval.py sample does
     for record in records.values():
         check_fits(record, first, asked, config.max_new_tokens)
-    server = None if judging else served_judge(config)
+    if not judging:
+        criteria = read_file(config.criteria).decode() if config.criteria else CRITERIA
+        kept = Path(config.run_dir) / "verdicts.jsonl"
+        server = Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
 
     def load(path: Path) -> Trained:
         return load_model(EvalConfig(checkpoint=str(path), device=config.device))
 
-    written = {str(path): write(load(path), asked, config) for path in paths} | human
+    # At temperature 1: at a lower one samples loop, and a judge by likelihood likes loops.
+    draws = SampleConfig(
+        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
+    )
+
+    def write(path: Path) -> list[str]:
+        player = load(path)
+        tuned = player.origin.tuned
+        return continuations(player.model, player.tokenizer, asked, tuned, draws)[0]
+
+    written = {str(path): write(path) for path in paths} | human
     length = 4 * config.max_new_tokens  # characters
     written[LOOP] = [(text[-LOOP_LEN:] * length)[:length] for text in asked]
     texts = [*written.values()]
-    if server:
+    if judging:
+        named = str(judging[0])
+        loaded = load(judging[0])
+        wins = judge.compare([likelihood(loaded, asked, x) for x in texts])
+        doubts = kinship(loaded, [records[path] for path in paths])
+    else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)
-    else:
-        named = str(judging[0])
-        model = load(judging[0])
-        wins = judge.compare([likelihood(model, asked, x) for x in texts])
-        doubts = kinship(records[judging[0]], [records[path] for path in paths])
-    table = rate([*written], wins)
+    table = rate([*written], wins, [prompt.domain for prompt in prompts])
     doubts += why_untrusted(table)
-    domains = by_domain([prompt.domain for prompt in prompts], [*written], wins)
-    show(table, named, len(prompts), domains, doubts)
+    show(table, named, len(prompts), doubts)
     path = Path(config.run_dir) / "tournament.json"
     report = dict(
         config=asdict(config),
         judge=named,
         doubts=doubts,
         players=table,
-        domains=domains,
         prompts=asked,
         completions=written,
     )
@@ -138,13 +149,12 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
     def find(word: str) -> Path:
         return trained.find_checkpoint(EvalConfig(**trained.find_model(word)))
 
-    players = [*map(find, dict.fromkeys(config.players))]
+    players = [*dict.fromkeys(map(find, config.players))]
     root = Path(config.run_dir) / "checkpoints"
     players = players or checkpoint.checkpoints(root)[::-1]
     judging = []
     if "://" not in config.judge:
-        own = EvalConfig(run_dir=config.run_dir)
-        judging = [find(config.judge) if config.judge else trained.find_checkpoint(own)]
+        judging = [find(config.judge or config.run_dir)]
         players = [path for path in players if path.resolve() != judging[0].resolve()]
     if not players:
         raise UsageError(
@@ -154,30 +164,16 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
     return players, judging
 
 
-def served_judge(config: TournamentConfig):
-    from instruments.exams.served import Server  # it needs a package that few have
-
-    criteria = CRITERIA
-    if config.criteria:
-        try:
-            criteria = disk.read_text(config.criteria)
-        except OSError as error:
-            raise UsageError(f"{config.criteria} cannot be read ({error.strerror})") from None
-    kept = Path(config.run_dir) / "verdicts.jsonl"
-    return Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
-
-
 def check_fits(player: Trained, first: Trained, prompts: list[str], new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
     tuned = player.origin.tuned
     if tuned != first.origin.tuned:
-        one, other = (player, first) if tuned else (first, player)
         raise UsageError(
-            f"{one.path} was tuned on conversations, {other.path} was not: let them play apart"
+            f"of {player.path} and {first.path} one was tuned on conversations, the other was not: "
+            "let them play apart"
         )
-    ids = [prompt_ids(text, player.tokenizer, tuned)[0] for text in prompts]
     has = player.origin.model.seq_len
-    longest = max(map(len, ids))
+    longest = max(len(prompt_ids(text, player.tokenizer, tuned)[0]) for text in prompts)
     if longest + new_tokens > has:
         raise UsageError(
             f"{player.path} has {has} positions, too few for prompts of {longest} tokens "
@@ -196,15 +192,17 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
     sources = range(len(manifest.sources))
     rows = [(source, i) for source in sources for i in range(manifest.rows("val", source))]
     found = []
-    for k in np.random.default_rng(config.seed).permutation(len(rows)):
-        row = manifest.row("val", *rows[k]).astype(np.int64)
+    for source, i in np.random.default_rng(config.seed).permutation(rows):
+        row = manifest.row("val", source, i)
         for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
             ids = document[1:].tolist()  # without BOS
             length = begin
             if player.origin.tuned:
                 ids, length = exchange(ids, tokenizer)
             if length <= begin and len(ids) >= length + least and len(found) < config.n_prompts:
-                found.append((ids[:length], ids[length : length + new]))
+                whole = tokenizer.decode(ids[: length + new])
+                begin_text = tokenizer.decode(ids[:length]).rstrip(" ")
+                found.append((begin_text, whole[len(begin_text) :]))
                 break
     if not found:
         raise UsageError(
@@ -212,8 +210,8 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
             f"{manifest.row_len} (or of conversations, no question has at most {begin}); change "
             "--prompt_tokens or --max_new_tokens"
         )
-    prompts = [Prompt(tokenizer.decode(prompt)) for prompt, _ in found]
-    return prompts, [tokenizer.decode(text) for _, text in found]
+    prompts, rests = zip(*found)
+    return [*map(Prompt, prompts)], [*rests]
 
 
 def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
@@ -225,32 +223,6 @@ def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
     question = [*takewhile(lambda i: i != end, ids[1:])]
     answer = takewhile(lambda i: i != end, ids[len(question) + 3 :])
     return [*question, *answer], len(question)
-
-
-def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:
-    """What it adds to each prompt, or answers if it was tuned; at temperature 1, as samples loop at
-    a lower one, and a judge by likelihood likes loops."""
-    model = player.model
-    device = model.cos.device
-    texts = {}
-    ids = []
-    for text in prompts:
-        found, stop = prompt_ids(text, player.tokenizer, player.origin.tuned)
-        ids.append(found)
-    for length in sorted({*map(len, ids)}):  # a batch has one length
-        same = [n for n, found in enumerate(ids) if len(found) == length]
-        idx = torch.tensor([ids[n] for n in same], device=device)  # (N, T)
-        out = model.generate(  # (N, T + new)
-            idx,
-            config.max_new_tokens,
-            temperature=1.0,
-            top_k=0,
-            stop_id=stop,
-            generator=torch.Generator(device).manual_seed(config.seed),
-        )
-        for n, row in zip(same, out[:, length:].tolist()):
-            texts[n] = player.tokenizer.decode(takewhile(lambda i: i != stop, row))
-    return [texts[n] for n in range(len(prompts))]
 
 
 def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
@@ -268,20 +240,16 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
 # --------------------------------------------------------------------------------- the table
 
 
-def rate(names: list[str], wins: np.ndarray) -> list[dict]:
-    """The players with their ratings, best first."""
-    columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
-    rows = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
+def rate(names: list[str], wins: np.ndarray, domains: list[str]) -> list[dict]:
+    """The players with their ratings, best first; also on the prompts of each domain."""
+    of_domain = {d: wins[np.array(domains) == d].sum(0) for d in dict.fromkeys(domains)}
+    rows = []
+    columns = [judge.bradley_terry(wins.sum(0)), *judge.interval(wins)]
+    columns += map(judge.bradley_terry, of_domain.values())
+    for name, r, low, high, *ratings in zip(names, *columns):
+        by_domain = dict(zip(of_domain, ratings))
+        rows.append(dict(name=name, rating=r, low=low, high=high, domains=by_domain))
     return sorted(rows, key=lambda row: -row["rating"])
-
-
-def by_domain(domains: list[str], names: list[str], wins: np.ndarray) -> dict[str, dict]:
-    """The ratings on the prompts of each domain; {} if there is only one."""
-    found = {}
-    for domain in dict.fromkeys(domains):
-        mine = wins[np.array(domains) == domain]
-        found[domain] = dict(zip(names, judge.bradley_terry(mine.sum(0))))
-    return found if len(found) > 1 else {}
 
 
 def kinship(judge: Trained, players: list[Trained]) -> list[str]:
@@ -308,18 +276,13 @@ def why_untrusted(table: list[dict]) -> list[str]:
     return doubts
 
 
-def show(
-    table: list[dict], judge_name: str, n_prompts: int, domains: dict[str, dict], doubts: list[str]
-) -> None:
+def show(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
     width = max(len(row["name"]) for row in table)
     say(f"\n{n_prompts} prompts, judged by {judge_name}")
     say(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
         say("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
-    for domain, ratings in domains.items():
-        best = sorted(ratings.items(), key=lambda pair: -pair[1])
-        short = ["/".join(Path(name).parts[-3::2]) for name, _ in best]  # tiny/step_00001000
-        shown = [f"{name} {rating:.0f}" for name, (_, rating) in zip(short, best)]
-        say(f"{domain or 'no domain'}: {', '.join(shown)}")
+        if len(row["domains"]) > 1:
+            say("    " + ", ".join(f"{name} {r:.0f}" for name, r in row["domains"].items()))
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")

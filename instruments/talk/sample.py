@@ -6,6 +6,7 @@ Prompts come from the command line, from the preset or from held-out text. Next:
 
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,8 +86,9 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         prompt = prompt.rstrip(" ") or prompt
         print(printable(f"--- {prompt!r}"))
         start = time.perf_counter()
-        texts, count = continuations(loaded.model, tokenizer, prompt, tuned, config)
+        texts, count = continuations(loaded.model, tokenizer, [prompt] * config.n, tuned, config)
         seconds = time.perf_counter() - start
+        texts = [prompt + "\n" * tuned + text for text in texts]
         print(*map(printable, texts), sep="\n\n", end="\n\n")
         say(
             f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included",
@@ -95,23 +97,28 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
 
 
 def continuations(
-    model: GPT, tokenizer: Tokenizer, prompt: str, tuned: bool, config: SampleConfig
+    model: GPT, tokenizer: Tokenizer, prompts: list[str], tuned: bool, config: SampleConfig
 ) -> tuple[list[str], int]:
-    """The prompt, config.n times, each with what the model draws after it, up to the next BOS; or,
-    if it was tuned, with its answer, up to <|end|>. Also how many tokens were drawn."""
+    """What the model draws after each prompt, up to the next BOS; or, if it was tuned, its answer,
+    up to <|end|>. Also how many tokens were drawn. Prompts of one length are drawn together."""
     device = model.cos.device
-    ids, stop = prompt_ids(prompt, tokenizer, tuned)
     generator = torch.Generator(device).manual_seed(config.seed)
-    idx = torch.tensor([ids] * config.n, device=device)  # (n, T)
-    out = model.generate(  # (n, T + new)
-        idx,
-        config.max_new_tokens,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        stop_id=stop,
-        generator=generator,
-    )
-    rows = [[*takewhile(lambda i: i != stop, row)] for row in out[:, len(ids) :].tolist()]
-    texts = [prompt + "\n" * tuned + tokenizer.decode(row) for row in rows]
-    return texts, sum(map(len, rows))
+    batches = defaultdict(dict)  # length -> place -> ids
+    for place, prompt in enumerate(prompts):
+        ids, stop = prompt_ids(prompt, tokenizer, tuned)
+        batches[len(ids)][place] = ids
+    rows = {}
+    for length, batch in batches.items():
+        out = model.generate(  # (n, T + new)
+            torch.tensor([*batch.values()], device=device),  # (n, T)
+            config.max_new_tokens,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            stop_id=stop,
+            generator=generator,
+        )
+        for place, row in zip(batch, out[:, length:].tolist()):
+            rows[place] = [*takewhile(lambda i: i != stop, row)]
+    texts = [tokenizer.decode(rows[place]) for place in range(len(prompts))]
+    return texts, sum(map(len, rows.values()))

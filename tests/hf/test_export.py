@@ -437,7 +437,7 @@ def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained_run, tmp_path,
         export.main(args)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(StorageError, match="0.001 MB are free.*; give another --out"):
+    with pytest.raises(StorageError, match="0.001 MB are free.*; give another folder"):
         export.main(args)
     assert not list(tmp_path.iterdir())
 

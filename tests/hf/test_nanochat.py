@@ -132,6 +132,11 @@ def test_logits_are_those_of_nanochat(lambdas, encoding, tmp_path, capsys):
     words = "The cats' mat, 1234 x\u00e9 <|bos|>\n\n  y"
     assert imported.ForeignModel(out).tokenizer.encode(words) == encoding.encode_ordinary(words)
     assert imported.ForeignModel(out).tokenizer.bos_id == encoding._special_tokens["<|bos|>"]
+    from transformers import AutoTokenizer
+
+    given = AutoTokenizer.from_pretrained(out)(words).input_ids
+    assert given == [encoding._special_tokens["<|bos|>"], *encoding.encode_ordinary(words)]
+    assert (out / "model.safetensors").stat().st_mode & 0o777 == 0o644
     evaluate.main(["sample", str(out), "--prompt", "the cat", "--max_new_tokens", "8"])
     assert "--- 'the cat'" in capsys.readouterr().out
 
@@ -150,6 +155,7 @@ REFUSED = {
     "windows": (lambda w: None, dict(window_pattern="SSSL"), "SSSL"),
     "a new option": (lambda w: w.update(other=torch.ones(3)), {}, "other"),
     "a layer too few": (lambda w: None, dict(n_layer=4), "transformer.h.3"),
+    "lambdas": (lambda w: w.update({"resid_lambdas": torch.ones(2)}), {}, "says: resid_lambdas"),
 }
 
 

@@ -174,8 +174,8 @@ def test_a_text_ends_where_its_own_row_stopped():
             assert idx.tolist() == [[256, *b">"]] * 2
             return torch.cat([idx, torch.tensor([[97, 98, 256], [99, 256, 97]])], dim=1)
 
-    config = sample.SampleConfig(n=2)
-    assert sample.continuations(Model(), Tokens, ">", False, config) == ([">ab", ">c"], 3)
+    config = sample.SampleConfig()
+    assert sample.continuations(Model(), Tokens, [">"] * 2, False, config) == (["ab", "c"], 3)
 
 
 def test_top_p_keeps_the_tokens_that_hold_it():

@@ -150,7 +150,10 @@ def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_da
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     rows = [manifest.row("val", 0, i) for i in range(manifest.rows("val"))]
     held_out = [tokenizer.decode(i for i in row if i != manifest.bos_id) for row in rows]
-    for prompt, rest in zip(first["prompts"], first["completions"]["human text"]):
+    many = hold(trained, "--n_prompts", 100)
+    rests = many["completions"]["human text"]
+    assert any(rest.startswith(" ") for rest in rests), "a space before a word is the word's"
+    for prompt, rest in zip(many["prompts"], rests):
         assert any(prompt + rest in text for text in held_out)
 
 

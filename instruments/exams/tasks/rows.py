@@ -16,6 +16,6 @@ def exams_pt(rows):
 
 def m3exam(rows):
     """Without those that have an option of a letter alone, as "(E)", or no right one."""
-    empty = re.compile(r"\(?\w?[.)\s]*").fullmatch
+    empty = re.compile(r"\(?[A-Ea-e]?[.)\s]*").fullmatch
     rows = rows.filter(lambda row: not any(map(empty, row["options"])))
     return rows.filter(lambda row: row["answer_text"].upper() in [*"ABCDE"[: len(row["options"])]])
