@@ -10,6 +10,8 @@ of tiktoken. Next: imported.py, which reads such folders.
 """
 
 import pickle
+import zipfile
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +24,7 @@ from hf import export, imported, mapping, parity, tokenizer_json
 from machinery import cli, disk, formats
 from machinery.errors import ParityError, reason_of
 from machinery.output import say
-from tokenizer import BOS, Tokenizer
+from tokenizer import BOS, Tokenizer, of_library
 
 TABLES = {"transformer.wte": "model.embed_tokens", "lm_head": "lm_head"}
 PARTS = {  # of transformer.h.3 -> of model.layers.3
@@ -54,11 +56,6 @@ class Shape:
     window_pattern: str = "L"
 
 
-@formats.record
-class Meta:
-    model_config: Shape
-
-
 class TablesOnly(pickle.Unpickler):
     """Gives what a pickled tiktoken.Encoding holds, as attributes; an error for any other class."""
 
@@ -82,6 +79,11 @@ def main(argv: list[str]) -> int:
     weights = weights_of(file, shape)
     with disk.new_folder(out) as folder:
         tokenizer = read_tokenizer(file.parent, folder)
+        if tokenizer.vocab_size != shape.vocab_size:
+            raise UsageError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model {shape.vocab_size}: "
+                f"put the model's own tokenizer.pkl into {file.parent}"
+            )
         export.write_tokenizer(tokenizer, folder, shape.sequence_len, tuned=False)
         export.save_weights(weights, folder)
         disk.write_json(folder / "config.json", config_json(shape, tokenizer.bos_id))
@@ -96,8 +98,15 @@ def newest(folder: Path) -> tuple[Path, Shape]:
     files = sorted(folder.glob("model_[0-9]*.pt"), key=lambda path: (len(path.name), path.name))
     if not files:
         raise UsageError(f"{folder} has no model_*.pt, a checkpoint of nanochat")
-    step = files[-1].stem.removeprefix("model_")
-    return files[-1], formats.read(folder / f"meta_{step}.json", Meta).model_config
+    meta = folder / f"meta_{files[-1].stem.removeprefix('model_')}.json"
+    given = disk.read_json(meta).get("model_config")
+    shape = formats.checked(Shape, given, f"{meta}, model_config")
+    unknown = given.keys() - {field.name for field in fields(Shape)}
+    if unknown or not files[-1].is_file():
+        raise UsageError(
+            f"{files[-1]} is no checkpoint of a nanochat known here: {sorted(unknown)}"
+        )
+    return files[-1], shape
 
 
 def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
@@ -106,17 +115,24 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
     resid_lambdas fold: in x <- l x + f(norm(l x)), the norm takes the positive l away. So let the
     stream be divided by the product of all l so far; f must be divided by it, too."""
     try:
+        damaged = zipfile.ZipFile(file).testzip()  # torch.load would not see it
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        saved = {name.removeprefix("_orig_mod."): w.float() for name, w in saved.items()}
+        saved = {name.removeprefix("_orig_mod."): w for name, w in saved.items()}
+        of_layer = saved.pop("resid_lambdas", torch.ones(c.n_layer)).float()
+        of_first = saved.pop("x0_lambdas", torch.zeros(c.n_layer))
+        is_number = lambda w: w.is_floating_point() and bool(w.isfinite().all())
+        odd = [name for name, w in saved.items() if not is_number(w)]
     except Exception as error:  # of many classes
         raise UsageError(f"{file} cannot be read: {reason_of(error)}") from None
-    of_layer = saved.pop("resid_lambdas", torch.ones(c.n_layer))
-    of_first = saved.pop("x0_lambdas", torch.zeros(c.n_layer))
+    if damaged or odd:
+        raise UsageError(f"{file} is damaged: {damaged or odd[:3]}")
     later = [words for part, words in LATER.items() if any(part in name for name in saved)]
     if of_first.any():
         later.append("x0_lambdas, which add the embedding again before each layer")
-    if not (of_layer > 0).all():
-        later.append("resid_lambdas that are not positive")
+    # Our norms add 1e-6 to a mean square: with a product far from 1, that is no longer little.
+    so_far = of_layer.cumprod(0)
+    if not ((of_layer > 0) & (so_far > 0.1) & (so_far < 10)).all():
+        later.append("resid_lambdas that are not positive, or whose product is not about 1")
     if "S" in c.window_pattern.upper():
         later.append(f"layers that see a part of a row (window_pattern {c.window_pattern})")
     if later:
@@ -126,13 +142,13 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
         for part, theirs in PARTS.items():
             names[f"transformer.h.{i}.{part}"] = f"model.layers.{i}.{theirs}"
     unlike = saved.keys() ^ {f"{name}.weight" for name in names}
-    if unlike or len(of_layer) != c.n_layer:
+    unlike |= {name for name, w in saved.items() if w.ndim != 2}
+    if unlike or so_far.shape != (c.n_layer,):
         others = sorted(unlike)[:3] or "resid_lambdas"
         raise UsageError(f"{file} has other weights than its meta_*.json says: {others}")
-    so_far = of_layer.cumprod(0).tolist()
     weights = {}
     for name, theirs in names.items():
-        w = saved[f"{name}.weight"]
+        w = saved[f"{name}.weight"].float()
         if name in TABLES:
             w = w[: c.vocab_size]  # the padding goes
         elif name.endswith("c_proj"):
@@ -171,10 +187,10 @@ def read_tokenizer(source: Path, folder: Path) -> Tokenizer:
         with disk.open_file(file) as opened:
             state = vars(TablesOnly(opened).load())
         ranks, special = state["mergeable_ranks"], state["special_tokens"]
-        theirs = tiktoken.Encoding(**state)
+        theirs = of_library(tiktoken.Encoding, **state)
         converter = TikTokenConverter(pattern=state["pat_str"], extra_special_tokens=special)
         converter.load_tiktoken_bpe = lambda _: ranks  # not from a file
-        converter.converted().save(str(folder / "tokenizer.json"))
+        of_library(converter.converted).save(str(folder / "tokenizer.json"))
     except Exception as error:  # of many classes
         raise UsageError(f"{file} cannot be read: {reason_of(error)}") from None
     ours = tokenizer_json.read(folder, BOS)

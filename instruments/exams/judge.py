@@ -31,9 +31,10 @@ def novel_mean(model, prompts: list[list[int]], completions: list[list[int]]) ->
     """
     scores = np.full(len(prompts), -np.inf)
     for n, (prompt, completion) in enumerate(zip(prompts, completions)):
-        new = novel(prompt, completion)
+        before = [model.config.bos_id, *prompt]
+        new = novel(before, completion)
         if any(new):
-            ids = [model.config.bos_id, *prompt, *completion]
+            ids = [*before, *completion]
             text = torch.tensor([ids], device=model.cos.device)  # (1, T)
             nats = model(text[:, :-1], text[:, 1:], reduction="none")[0]  # (T - 1,)
             scores[n] = -nats[len(prompt) :].float().cpu().numpy()[new].mean()

@@ -11,10 +11,10 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,8 @@ from tqdm import tqdm
 from config import UsageError, install
 from machinery import disk
 from machinery.errors import reason_of
-from machinery.formats import Verdict, read_lines
-from machinery.output import json_of, say
+from machinery.formats import Line, Verdict, checked, read_lines
+from machinery.output import json_of, public, say
 
 AT_ONCE = 8  # requests
 TIMEOUT_S = 120  # of silence
@@ -48,15 +48,15 @@ POINTS = {"A": 1.0, "TIE": 0.5, "B": 0.0}  # of text A
 
 def points_of(reply: str) -> float | None:
     """What text A gets by a reply, whose last line is A, B or TIE, with any signs around it:
-    "**A**". None if it is no verdict. What a model thinks before it replies ends in </think>."""
-    line = re.split(r"</think>|\n", reply.strip())[-1]
-    return POINTS.get(re.sub(r"\W", "", line).upper())
+    "**A**". None if it is no verdict."""
+    line = reply.strip().rpartition("\n")[2]
+    return POINTS.get(re.sub(r"[\W_]", "", line).upper())
 
 
 @dataclass
 class Server:
-    """A judge behind an address. UsageError if the package openai is missing, or if no model is
-    named and the server does not list exactly one."""
+    """A judge behind an address. UsageError if the package openai is missing, if no list of models
+    is there, or if none is named and the list has not exactly one."""
 
     url: str
     """What stands before /chat/completions."""
@@ -76,10 +76,25 @@ class Server:
             raise UsageError(
                 f"--judge {self.url} needs the package openai: {install('requirements-eval.txt')}"
             ) from None
-        key = os.environ.get("OPENAI_API_KEY", "none")  # a server of one's own wants none
-        self.client = OpenAI(base_url=self.url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES)
-        if not self.model:
-            self.model = self.only_model()
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # one's own wants none
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        disk.append(self.kept, "")  # it can be written, before anything is paid for
+        with self.asking():
+            self.client = OpenAI(
+                base_url=self.url, api_key=self.key, timeout=TIMEOUT_S, max_retries=RETRIES
+            )
+            listed = self.client.models.list().data
+            names = [checked(Line, model.id, "a model's name") for model in listed]
+        if not self.model and len(names) != 1:
+            raise UsageError(
+                f"{self.url} has {len(names)} models; choose one with --judge_model: "
+                f"{', '.join(names)[:500]}"
+            )
+        self.model = self.model or names[0]
+
+    def without_key(self, text: str) -> str:
+        """A text of the server's, which may repeat the key."""
+        return text if self.key == "none" else text.replace(self.key, "OPENAI_API_KEY")
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -88,31 +103,31 @@ class Server:
         try:
             yield
         except Exception as error:
+            reason = self.without_key(reason_of(error.__cause__ or error))
             raise UsageError(
-                f"the judge at {self.url} gives no reply (most addresses end in /v1): "
-                f"{reason_of(error)}; replies are kept: the same command asks only what is missing"
+                f"the judge at {self.url} gives no reply (most addresses end in /v1): {reason}; "
+                "replies are kept: the same command asks only what is missing"
             ) from None
 
-    def only_model(self) -> str:
-        with self.asking():
-            names = [str(model.id) for model in self.client.models.list().data]
-        if len(names) != 1:
-            raise UsageError(
-                f"{self.url} has {len(names)} models; choose one with --judge_model: "
-                f"{', '.join(names)[:500]}"
-            )
-        return names[0]
+    def ask(self, request: str) -> tuple[str, str, bool]:
+        """(The request, the end of the reply, whether to keep it.) What a model thinks before it
+        replies, up to </think>, is left out. A request that is refused, say as too long, has a
+        reason for its reply."""
+        from openai import BadRequestError
 
-    def ask(self, request: str) -> str:
-        """The end of the reply."""
         with self.asking():
-            answer = self.client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": request}],
-                max_tokens=self.max_tokens,
-                temperature=0,
-            )
-            return (answer.choices[0].message.content or "")[-KEPT:]
+            try:
+                answer = self.client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": request}],
+                    max_tokens=self.max_tokens,
+                    temperature=0,
+                )
+            except BadRequestError as error:
+                return request, self.without_key(reason_of(error)), False
+            content = answer.choices[0].message.content or ""
+            reply = self.without_key(content.rpartition("</think>")[2])
+            return request, public(reply[-KEPT:]), True  # as it is read again
 
     def key_of(self, request: str) -> str:
         """A hash of all that a reply depends on, but for the address."""
@@ -123,16 +138,17 @@ class Server:
         """A reply to each, asked or known from the file."""
         keys = {request: self.key_of(request) for request in requests}
         known = {line.key: line.reply for line in read_lines(self.kept, Verdict)}
-        self.kept.parent.mkdir(parents=True, exist_ok=True)
-        pool = ThreadPoolExecutor(AT_ONCE)
-        try:
-            asked = {pool.submit(self.ask, x): key for x, key in keys.items() if key not in known}
-            for done in tqdm(as_completed(asked), "judge", len(asked), disable=None):
-                key = asked[done]
-                known[key] = done.result()
-                disk.append(self.kept, json_of(dict(key=key, reply=known[key])) + "\n")
-        finally:
-            pool.shutdown(cancel_futures=True)  # else it would first ask all the others
+        missing = [request for request, key in keys.items() if key not in known]
+        say(
+            f"{len(missing):,} requests to {self.model}, {len(keys) - len(missing):,} known replies"
+        )
+        with ThreadPool(AT_ONCE) as pool:  # its threads end with the program, even if they wait
+            answers = pool.imap_unordered(self.ask, missing)
+            for request, reply, keep in tqdm(answers, "judge", len(missing), disable=None):
+                key = keys[request]
+                known[key] = reply
+                if keep:
+                    disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
         return [known[keys[request]] for request in requests]
 
     def compare(self, prompts: list[str], texts: list[list[str]]) -> tuple[np.ndarray, list[str]]:

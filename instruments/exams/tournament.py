@@ -77,6 +77,10 @@ class Prompt:
     text: str
     domain: str = ""
 
+    def __post_init__(self):
+        if not self.text.strip():
+            raise ValueError("its text is empty")
+
 
 def play(config: TournamentConfig, load_model: Callable) -> None:
     """`eval.py tournament`: print ratings of the players, and write them to

@@ -155,6 +155,12 @@ REFUSED = {
     "windows": (lambda w: None, dict(window_pattern="SSSL"), "SSSL"),
     "a new option": (lambda w: w.update(other=torch.ones(3)), {}, "other"),
     "a layer too few": (lambda w: None, dict(n_layer=4), "transformer.h.3"),
+    "another tokenizer": (lambda w: None, dict(vocab_size=250), "250"),
+    "an option of a fork": (lambda w: None, dict(rope_theta=5e5), "rope_theta"),
+    "NaN": (lambda w: w["lm_head.weight"][3].fill_(torch.nan), {}, "damaged.*lm_head"),
+    "integers": (lambda w: w.update({"lm_head.weight": torch.ones(320, 32).int()}), {}, "lm_head"),
+    "one dimension": (lambda w: w.update({"lm_head.weight": torch.ones(320)}), {}, "lm_head"),
+    "far": (lambda w: w.update({"resid_lambdas": torch.full((3,), 0.01)}), {}, "product"),
     "lambdas": (lambda w: w.update({"resid_lambdas": torch.ones(2)}), {}, "says: resid_lambdas"),
 }
 
@@ -190,6 +196,17 @@ def test_a_pickle_runs_nothing(encoding, tmp_path):
     with pytest.raises(UsageError, match="tokenizer.pkl.*mkdir"):
         nanochat.main([str(checkpoint), str(tmp_path / "out")])
     assert [*tmp_path.iterdir()] == [tmp_path / "base"]
+
+
+def test_a_bit_that_flips_is_seen(encoding, tmp_path):
+    """torch.load does not look at the checksums of its file."""
+    checkpoint = write(tmp_path / "base", encoding, random_weights(encoding))
+    file = checkpoint / "model_000012.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="damaged"):
+        nanochat.main([str(checkpoint), str(tmp_path / "out")])
 
 
 def test_mistakes_are_sentences(encoding, tmp_path):

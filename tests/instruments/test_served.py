@@ -81,6 +81,51 @@ def judging(decide, **options):
         server.server_close()
 
 
+def test_a_reply_reads_the_same_from_the_file(tmp_path):
+    """What a model thinks is left out before it is cut; a URL loses what may be secret."""
+    thought = "see http://x.org/?q=1 " * 20
+    decide = lambda *texts: f"<think>{thought}</think>\n{by_length(*texts)}"
+    with judging(decide) as server:
+        first, _ = compare(server.url, tmp_path)
+        again, doubts = compare(server.url, tmp_path)
+    assert (first == by_length_wins()).all() and (again == first).all() and doubts == []
+
+
+def test_a_request_that_is_refused_is_left_out_and_asked_again(tmp_path):
+    refused = (400, b'{"error": {"message": "too long"}}')
+    decide = lambda *texts: refused if texts[0] == "two" else by_length(*texts)
+    with judging(decide) as server:
+        wins, doubts = compare(server.url, tmp_path)
+        whole = by_length_wins()
+        whole[1] = 0
+        assert (wins == whole).all() and len(doubts) == 1 and "too long" in doubts[0]
+        server.asked.clear()
+        compare(server.url, tmp_path)
+        assert len(server.asked) == 3, "of prompt two"
+
+
+def test_a_key_that_the_server_repeats_is_not_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(served, "RETRIES", 0)
+    with judging(lambda *texts: f"A key: {KEY}") as server, pytest.raises(UsageError) as raised:
+        compare(server.url, tmp_path)
+    assert KEY not in str(raised.value) + (tmp_path / "verdicts.jsonl").read_text()
+    told = json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()
+    with judging(lambda *texts: (401, told)) as server, pytest.raises(UsageError) as raised:
+        compare(server.url, tmp_path, model="another")
+    assert KEY not in str(raised.value) and "wrong key" in str(raised.value)
+
+
+def test_odd_addresses_are_sentences(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "RETRIES", 0)
+    for url in ("http://[::1/v1", "http://h:abc/v1", "http://h/v1\x01", "ftp://127.0.0.1:9", "://"):
+        with pytest.raises(UsageError, match="gives no reply"):
+            compare(url, tmp_path)
+    with judging(by_length, models=("a\nwrote /etc/passwd",)) as server:
+        with pytest.raises(UsageError, match="name"):
+            compare(server.url, tmp_path, model="")
+
+
 def by_length(prompt: str, a: str, b: str) -> str:
     return "TIE" if len(a) == len(b) else "A" if len(a) > len(b) else "B"
 
@@ -105,7 +150,7 @@ def compare(url: str, folder: Path, model: str = "judge"):
 def test_a_reply_is_a_verdict_or_none():
     for reply, points in (
         ("A", 1), ("b", 0), ("TIE", 0.5), (" **A**.\n", 1), ("'B'", 0), ("I think so.\nB", 0),
-        ("<think>A or B? A</think>\n\nTIE", 0.5), ("A\nB", 0),
+        ("__TIE__", 0.5), ("A\nB", 0),
         ("", None), ("A or B", None), ("Text A", None), ("C", None), ("<think>A", None),
         ("\u0391", None), ("AB", None),
     ):  # fmt: skip
@@ -127,7 +172,8 @@ def test_a_judge_sees_each_pair_in_both_orders_and_its_wins_count(tmp_path, caps
 
 
 def test_a_coin_is_told_from_a_judge_only_by_enough_pairs(tmp_path):
-    server = served.Server("http://127.0.0.1:9/v1", "x", "", 1, tmp_path / "verdicts.jsonl")
+    with judging(by_length) as listed:
+        server = served.Server(listed.url, "x", "", 1, tmp_path / "verdicts.jsonl")
     for n, alike, doubted in ((3, 3, True), (4, 4, False), (100, 59, True), (100, 60, False)):
         first = np.full((n, 2, 2), np.nan)
         first[:, 0, 1] = 1
@@ -140,8 +186,9 @@ def test_nothing_is_asked_twice_and_a_damaged_line_is_asked_again(tmp_path):
     with judging(by_length) as server:
         first, _ = compare(server.url, tmp_path)
         asked = len(server.asked)
-    again, _ = compare("http://127.0.0.1:9/v1", tmp_path)  # nobody is there
-    assert (first == again).all()
+    with judging(by_length) as server:
+        again, _ = compare(server.url, tmp_path)
+        assert (first == again).all() and server.asked == []
     file = tmp_path / "verdicts.jsonl"
     file.write_bytes(file.read_bytes()[:-5])
     with judging(by_length) as server:
@@ -245,6 +292,25 @@ def copied(run_dir: Path, folder: Path) -> Path:
     return shutil.copytree(run_dir, folder / "run")
 
 
+def test_ctrl_c_does_not_wait_for_the_judge(trained_run, tmp_path):
+    run_dir = copied(trained_run, tmp_path)
+    over = threading.Event()
+
+    def hang(*texts):
+        over.wait(60)
+        return "A"
+
+    with judging(hang) as server:
+        words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
+        how = dict(cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command("eval.py", words), text=True, **how)
+        until(lambda: len(server.asked) == served.AT_ONCE)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        over.set()
+    assert process.returncode == 130 and "Traceback" not in said
+
+
 def test_a_kill_costs_what_was_on_its_way(trained_run, tmp_path):
     """5 players, as no checkpoint judges; so 10 pairs, 6 prompts, two orders."""
     run_dir = copied(trained_run, tmp_path)
@@ -346,11 +412,14 @@ def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path
     nowhere = ("--judge", "http://127.0.0.1:9/v1")
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": 3}\n')
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": " "}\n')
     for options, words in (
         ((), "127.0.0.1:9"),
         (("--prompts", tmp_path / "none"), "none cannot be read"),
         (("--criteria", tmp_path / "none"), "none cannot be read"),
         (("--prompts", broken), "line 1"),
+        (("--prompts", empty), "line 1.*empty"),
         (("--players", trained_run, answering), "tuned"),
         (("--players", tmp_path), "neither a preset"),
     ):
