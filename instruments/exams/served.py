@@ -24,7 +24,7 @@ from config import UsageError, install
 from machinery import disk
 from machinery.errors import reason_of
 from machinery.formats import Line, Verdict, checked, read_lines
-from machinery.output import json_of, public, say
+from machinery.output import json_of, say
 
 AT_ONCE = 8  # requests
 TIMEOUT_S = 120  # of silence
@@ -127,7 +127,7 @@ class Server:
                 return request, self.without_key(reason_of(error)), False
             content = answer.choices[0].message.content or ""
             reply = self.without_key(content.rpartition("</think>")[2])
-            return request, public(reply[-KEPT:]), True  # as it is read again
+            return request, reply[-KEPT:], True
 
     def key_of(self, request: str) -> str:
         """A hash of all that a reply depends on, but for the address."""

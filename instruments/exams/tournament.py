@@ -220,10 +220,8 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
 
 def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
     """<|user|> question <|end|> <|assistant|> answer <|end|> ... -> the ids of question and answer,
-    and how many of them are the question's; ([], 0) for anything else."""
-    user, _, end = marks(tokenizer)
-    if ids[:1] != [user]:
-        return [], 0
+    and how many of them are the question's; all, if the document is text."""
+    _, _, end = marks(tokenizer)
     question = [*takewhile(lambda i: i != end, ids[1:])]
     answer = takewhile(lambda i: i != end, ids[len(question) + 3 :])
     return [*question, *answer], len(question)
