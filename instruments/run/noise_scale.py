@@ -61,26 +61,28 @@ def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
 def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """|g_k|^2 and g_k . (sum of all), (K,) each, of 1,024 x the loss. Reads the batches twice,
     to hold one sum in memory instead of K gradients."""
-    total = [torch.zeros_like(p) for p in model.parameters()]
+
+    def add_gradient(inputs: Tensor, targets: Tensor) -> None:
+        loss = model(inputs, targets)
+        if not loss.isfinite():
+            raise NonFiniteError(f"the loss of training rows is {loss.item()}")
+        (loss * 1024).backward()  # fp16 loses small gradients; the ratio stays the same
+
+    model.zero_grad()
+    for batch in batches:
+        add_gradient(*batch)
+    total = {p: p.grad for p in model.parameters() if p.grad is not None}
     squares = []
     dots = []
-    for read in range(2):
-        for inputs, targets in batches:
-            model.zero_grad()
-            loss = model(inputs, targets)
-            if not loss.isfinite():
-                raise NonFiniteError(f"the loss of training rows is {loss.item()}")
-            (loss * 1024).backward()  # fp16 loses small gradients; the ratio stays the same
-            pairs = [(s, p.grad) for s, p in zip(total, model.parameters()) if p.grad is not None]
-            if read == 0:
-                torch._foreach_add_(*map(list, zip(*pairs)))
-                squares.append(sum(g.double().square().sum().cpu() for _, g in pairs))
-            else:
-                dots.append(sum((g.double() * s).sum().cpu() for s, g in pairs))
+    for batch in batches:
+        model.zero_grad()  # leaves `total` as it is: each p gets a new gradient
+        add_gradient(*batch)
+        squares.append(sum(p.grad.double().square().sum().cpu() for p in total))
+        dots.append(sum((p.grad.double() * s).sum().cpu() for p, s in total.items()))
     return torch.stack(squares), torch.stack(dots)
 
 
-def measure(config: NoiseConfig, load_model: Callable) -> int:
+def measure(config: NoiseConfig, load_model: Callable) -> None:
     """`eval.py noise`: print the noise scale, and append it to eval.jsonl. load_model: EvalConfig
     -> Trained."""
     loaded = load_model(config)
@@ -111,4 +113,3 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
     loaded.keep_record(
         noise_scale_tokens=scale, noise_scale_error=error, data_fingerprint=manifest.fingerprint
     )
-    return 0
