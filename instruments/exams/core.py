@@ -203,7 +203,7 @@ def spans(kind: str, rows: list[list[int]], seq_len: int) -> list[Pair]:
 
 def pick(means: list[float]) -> int:
     """As Python's min: the first of the smallest; a NaN only if it stands first."""
-    return min(range(len(means)), key=means.__getitem__)
+    return means.index(min(means))
 
 
 def score(

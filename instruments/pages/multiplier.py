@@ -13,7 +13,6 @@ import numpy as np
 
 from instruments.pages.records import RunFolder
 from machinery import disk
-from machinery.errors import DataError
 from machinery.log import short
 
 BLOCK = 8  # rows that are drawn together
@@ -34,7 +33,7 @@ def newest_rows(run: RunFolder) -> np.ndarray | None:
     try:
         content = io.BytesIO(disk.read_bytes(files[-1], LARGEST_ROWS))
         rows = np.lib.format.read_array(content, allow_pickle=False).astype(np.float64)
-    except (DataError, OSError, ValueError, MemoryError):
+    except (OSError, ValueError, MemoryError):
         return None
     return rows if rows.ndim == 3 and rows.shape[2] == 4 else None
 
