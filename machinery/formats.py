@@ -112,9 +112,7 @@ def plain(kind: Any, value: Any) -> Any:
 
 def within(check: Callable, least: float, most: float, value: Any) -> Any:
     check(value)
-    if not least <= value <= most:
-        raise Misfit("", f"is {reprlib.repr(value)}, not from {least} to {most}")
-    return value
+    return fitting(value, least <= value <= most, f"from {least} to {most}")
 
 
 def matching(check: Callable, pattern: str, value: Any) -> Any:
