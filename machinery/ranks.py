@@ -82,15 +82,11 @@ class World:
     device: torch.device
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
+    device_name: str  # a GPU's, as its driver says it; else cpu or mps
     # For what the ranks decide together before the first step.
     team: Team = field(default_factory=lambda: Team(alone=True), kw_only=True)
 
     is_first = property(lambda self: self.rank == 0)
-
-    @property
-    def device_name(self) -> str:
-        kind = self.device.type
-        return torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
 
 
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
@@ -140,8 +136,10 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
         _set_up_cpu(here)
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums may overflow
-    memory_bytes = memory_of(chosen) // (1 if chosen.type == "cuda" else here)
-    world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes)
+    on_gpu = chosen.type == "cuda"
+    memory_bytes = memory_of(chosen) // (1 if on_gpu else here)
+    name = torch.cuda.get_device_name(chosen) if on_gpu else chosen.type
+    world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes, name)
     if world_size > 1:
         meet_and_test(world, MEET_S if world_size == here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them

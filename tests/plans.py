@@ -19,4 +19,4 @@ def small_preset(**train) -> config.Preset:
 
 def small_world(kind: str = "cpu", ranks_: int = 1, **more) -> ranks.World:
     given = dict(device=torch.device(kind), dtype=torch.float32, memory_bytes=80 * 10**9) | more
-    return ranks.World(rank=0, world_size=ranks_, local_rank=0, **given)
+    return ranks.World(0, ranks_, 0, device_name=kind, **given)

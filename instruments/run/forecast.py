@@ -60,19 +60,8 @@ class PlanArgs(cli.TrainArgs):
     plan: PlanConfig
 
 
-@dataclass(frozen=True)
-class NamedGPUs(ranks.World):
-    """Cards that this machine need not have."""
-
-    name: str
-
-    @property
-    def device_name(self) -> str:
-        return self.name
-
-
-def parse_gpus(asked: str) -> NamedGPUs:
-    """ "8xH100" -> eight of them."""
+def parse_gpus(asked: str) -> ranks.World:
+    """ "8xH100" -> eight of them, which this machine need not have."""
     count, name = re.fullmatch(r"(?:(\d+)x)?(.*)", asked).groups()
     name = name if flops.find_card(name) else f"RTX {name}"
     card = flops.find_card(name)
@@ -83,7 +72,7 @@ def parse_gpus(asked: str) -> NamedGPUs:
             "8xH100"
         )
     memory_bytes = int(0.99 * card.memory_gb * 2**30)  # a datasheet's GB, less 1% for the driver
-    return NamedGPUs(0, n, 0, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
+    return ranks.World(0, n, 0, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
 
 
 def main(argv: list[str]) -> None:

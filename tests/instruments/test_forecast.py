@@ -24,7 +24,7 @@ def test_a_card_has_the_memory_that_programs_find_on_it():
         assert memory / 2**30 == pytest.approx(gib, rel=0.01), name
 
 
-ON_CPU = dict(device=torch.device("cpu"), dtype=torch.float32, name="cpu")
+ON_CPU = dict(device=torch.device("cpu"), dtype=torch.float32, device_name="cpu")
 as_number = lambda text: float(text.strip("$,%").replace(",", ""))
 
 
