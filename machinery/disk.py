@@ -111,6 +111,11 @@ def sha256_of(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_tree(tree: object) -> str:
+    """The sha256 of what JSON can hold, whatever the order of its keys, in hexadecimal."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
 def has_sha256(path: str | Path, expected: str) -> bool:
     """Whether the file is there, can be read, and has this sha256."""
     try:

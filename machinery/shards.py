@@ -9,9 +9,7 @@ row is never trained on. Next: data.py draws rows, worker.py writes shards.
 """
 
 import bisect
-import hashlib
 import io
-import json
 import math
 import os
 import resource
@@ -29,7 +27,7 @@ from numpy.lib import format as npy
 
 from config import UsageError
 from machinery import formats
-from machinery.disk import inside, open_file, read_json, replacing, sha256_of
+from machinery.disk import inside, open_file, read_json, replacing, sha256_of, sha256_of_tree
 from machinery.errors import DataError
 from machinery.formats import ManifestFile, Shard
 from tokenizer import Tokenizer
@@ -233,4 +231,4 @@ class Manifest:
 def fingerprint(tree: dict) -> str:
     """sha256 over a manifest, except `made` (when, by which commit) and the fingerprint itself."""
     content = {k: v for k, v in tree.items() if k not in ("fingerprint", "made")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_of_tree(content)

@@ -6,8 +6,6 @@ unit is done, and `run_units` does the units without a record. The processes of 
 file, so it imports no torch. Next: prepare_data.py has all the steps, shards.py holds the rows.
 """
 
-import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -49,7 +47,7 @@ SMALL = 24_000_000  # bytes; a smaller corpus is read once more, to hold out the
 
 def digest(tree: object) -> str:
     """16 hexadecimal digits of the sha256 of a JSON tree."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+    return disk.sha256_of_tree(tree)[:16]
 
 
 class Job:

@@ -6,8 +6,6 @@ kept as it comes, so after a kill only what is missing is asked. The key in OPEN
 the server, and into no file. Next: tournament.py, which makes ratings of the wins.
 """
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -131,8 +129,7 @@ class Server:
 
     def key_of(self, request: str) -> str:
         """A hash of all that a reply depends on, but for the address."""
-        asked = json.dumps([self.model, self.max_tokens, request])
-        return hashlib.sha256(asked.encode()).hexdigest()
+        return disk.sha256_of_tree([self.model, self.max_tokens, request])
 
     def replies(self, requests: list[str]) -> list[str]:
         """A reply to each, asked or known from the file."""
