@@ -97,8 +97,7 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
     read = transformers.AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=own
     )
-    end = tokenizer.special[template.END] if tuned else tokenizer.bos_id
-    _check_tokenizer(read, tokenizer, end)
+    _check_tokenizer(read, tokenizer, template.ends(tokenizer, tuned)[0])
     chats = template.check(read, tokenizer, TEXTS) if tuned else 0
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
     trained = _check_numbers(model, theirs, "at the trained weights")

@@ -59,8 +59,8 @@ def place_of(manifest: Manifest, split: str, n: int) -> tuple[int, int]:
     """(source, row) of the n-th row of a split: those of the first source, then of the next."""
     source = 0
     while n >= (rows := manifest.rows(split, source)):
-        source = source + 1
-        n = n - rows
+        source += 1
+        n -= rows
     return source, n
 
 
