@@ -95,17 +95,16 @@ def main(argv: list[str]) -> int:
 
 def newest(folder: Path) -> tuple[Path, Shape]:
     """The file of the last step's weights, and their shape."""
-    files = sorted(folder.glob("model_[0-9]*.pt"), key=lambda path: (len(path.name), path.name))
+    files = [path for path in folder.glob("model_[0-9]*.pt") if path.is_file()]
+    files.sort(key=lambda path: (len(path.name), path.name))
     if not files:
         raise UsageError(f"{folder} has no model_*.pt, a checkpoint of nanochat")
     meta = folder / f"meta_{files[-1].stem.removeprefix('model_')}.json"
     given = disk.read_json(meta).get("model_config")
     shape = formats.checked(Shape, given, f"{meta}, model_config")
     unknown = given.keys() - {field.name for field in fields(Shape)}
-    if unknown or not files[-1].is_file():
-        raise UsageError(
-            f"{files[-1]} is no checkpoint of a nanochat known here: {sorted(unknown)}"
-        )
+    if unknown:
+        raise UsageError(f"{meta} is of no nanochat that is known here: {sorted(unknown)}")
     return files[-1], shape
 
 
@@ -125,7 +124,9 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
     except Exception as error:  # of many classes
         raise UsageError(f"{file} cannot be read: {reason_of(error)}") from None
     if damaged or odd:
-        raise UsageError(f"{file} is damaged: {damaged or odd[:3]}")
+        raise UsageError(
+            f"{file} is damaged, or has other than finite floats: {damaged or odd[:3]}"
+        )
     later = [words for part, words in LATER.items() if any(part in name for name in saved)]
     if of_first.any():
         later.append("x0_lambdas, which add the embedding again before each layer")

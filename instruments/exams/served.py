@@ -74,7 +74,7 @@ class Server:
             raise UsageError(
                 f"--judge {self.url} needs the package openai: {install('requirements-eval.txt')}"
             ) from None
-        self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # one's own wants none
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # many want none
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
         with self.asking():
@@ -83,12 +83,13 @@ class Server:
             )
             listed = self.client.models.list().data
             names = [checked(Line, model.id, "a model's name") for model in listed]
-        if not self.model and len(names) != 1:
-            raise UsageError(
-                f"{self.url} has {len(names)} models; choose one with --judge_model: "
-                f"{', '.join(names)[:500]}"
-            )
-        self.model = self.model or names[0]
+        if not self.model:
+            if len(names) != 1:
+                raise UsageError(
+                    f"{self.url} has {len(names)} models; choose one with --judge_model: "
+                    f"{', '.join(names)[:500]}"
+                )
+            self.model = names[0]
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key."""
