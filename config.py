@@ -378,10 +378,10 @@ def in_stock_shape(preset: Preset) -> Preset:
     return replace(preset, model=replace(preset.model, **shape), data=data)
 
 
-# For the thesis's runs below. This and mlp_hidden are ours: it names RoPE and grouped queries only.
-# Its code (https://github.com/Fazzioni/Biatron) has the tied head and, for biatron-345m, this base
-# of RoPE (for smol-135m 1,000,000); but LayerNorm, biases, and GELU of 4 x n_embd, with as many
-# weights.
+# For the thesis's two runs, below. Its text names only RoPE and grouped queries. The tied head and
+# biatron-345m's base of RoPE are those of its code (https://github.com/Fazzioni/Biatron), which has
+# 1,000,000 for smol-135m. SwiGLU and its width, RMSNorm and the absence of biases are ours: that
+# code has LayerNorm, biases, and a GELU of 4 x n_embd, with as many weights.
 _LLAMA = dict(
     mlp="swiglu", head_dim=64, qk_norm=False, embed_norm=False, tie_embeddings=True,
     logit_softcap=0.0, rope_theta=10_000.0,
@@ -403,8 +403,8 @@ PRESETS = {
         prompts=("def", "class", "import"),
     ),
     **{f"d{depth}": preset_of_depth(depth) for depth in (12, 20, 24)},
-    # The two runs that the documents behind the course describe (course/README.md): tables 8.1, and
-    # 9.2 and 9.3, of the thesis, but for _LLAMA, mlp_hidden and what is marked.
+    # The two runs that the documents behind the course describe (course/README.md), by tables 8.1,
+    # 9.2 and 9.3 of the thesis, except for _LLAMA, mlp_hidden and what is marked.
     "smol-135m": Preset(
         GPTConfig(
             vocab_size=49_152, n_layer=30, n_embd=576, n_head=9, n_kv_head=3, mlp_hidden=1536,
@@ -417,7 +417,7 @@ PRESETS = {
             tokens="50B", tokens_per_step=2_097_152,  # 1,024 rows x 2,048
             optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1,
             warmup=100,  # ours
-            grad_clip=1.0,  # its code's, like the weight decay of 0.1
+            grad_clip=1.0,  # as in its code, like the weight decay of 0.1
         ),
     ),
     "biatron-345m": Preset(
@@ -437,7 +437,7 @@ PRESETS = {
         TrainConfig(
             steps=152_000, tokens_per_step=2_097_152,  # 512 rows x 4,096
             optimizer="adamw", lr=6e-5, schedule="cosine", warmup=152,  # 0.1% of the steps
-            # Its code's; but there the cosine would reach final_lr only at step 430,000.
+            # Both as in its code, whose cosine would reach final_lr only at step 430,000.
             final_lr=0.1, grad_clip=1.0,
             # 1.4, 2.1, 1.2 and 1.4 epochs of these (docs/scaling.md)
             mixture=("gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"),

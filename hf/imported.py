@@ -91,7 +91,7 @@ class ForeignModel:
         self.config = c = self._read_config()
         size = sum(file.stat().st_size for file in self.files)
         layer = 2 * (c.n_head + c.n_kv_head) * c.head_dim + 2 * c.mlp_hidden
-        n = c.n_embd * (c.vocab_size + c.n_layer * layer)  # at least; of a byte or more each
+        n = c.n_embd * (c.vocab_size + c.n_layer * layer)  # at least, and each has a byte or more
         self.need(n <= size, f"{n:,} weights do not fit into its files of {size:,} bytes")
 
     @cached_property
@@ -218,10 +218,10 @@ class ForeignModel:
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
         far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
-        folded = "its norms folded into the matrices (AdamW takes another path)"
+        changed = "its norms folded into the matrices (AdamW takes another path)"
         if self.kind == "NanoChat":
-            folded = "half of the rows of q and k with another sign"
-        return state, f"a {self.kind}, {folded}; logits differ by {far:.1g} at most"
+            changed = "half of the rows of q and k with the opposite sign"
+        return state, f"a {self.kind}, {changed}; logits differ by {far:.1g} at most"
 
     def _fold(self, theirs: nn.Module) -> dict[str, Tensor]:
         """Their weights as ours, whose norms have no weight and add 1e-6.

@@ -1,4 +1,4 @@
-"""A checkpoint of nanochat -> a folder of transformers' class NanoChat, as others have it.
+"""A checkpoint of nanochat -> a folder of transformers' class NanoChat, which our programs open.
 
     python -m hf.nanochat ~/.cache/nanochat/base_checkpoints/d20 nanochat-d20
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from config import GPTConfig, Size, UsageError
-from hf import export, imported, mapping, parity, tokenizer_json
+from hf import export, imported, mapping, parity
+from hf.tokenizer_json import Given, with_first_token
 from machinery import cli, disk, formats
 from machinery.errors import ParityError, reason_of
 from machinery.output import say
@@ -76,14 +77,14 @@ def main(argv: list[str]) -> int:
     parity.need_transformers()
     source, out = map(Path, argv)
     file, shape = newest(source)
-    weights = weights_of(file, shape)
+    weights = convert(load(file), shape, file)
+    tokenizer = read_tokenizer(file.parent)
+    if tokenizer.vocab_size != shape.vocab_size:
+        raise UsageError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {shape.vocab_size}: put "
+            f"the model's own tokenizer.pkl into {file.parent}"
+        )
     with disk.new_folder(out) as folder:
-        tokenizer = read_tokenizer(file.parent, folder)
-        if tokenizer.vocab_size != shape.vocab_size:
-            raise UsageError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model {shape.vocab_size}: "
-                f"put the model's own tokenizer.pkl into {file.parent}"
-            )
         export.write_tokenizer(tokenizer, folder, shape.sequence_len, tuned=False)
         export.save_weights(weights, folder)
         disk.write_json(folder / "config.json", config_json(shape, tokenizer.bos_id))
@@ -95,8 +96,7 @@ def main(argv: list[str]) -> int:
 
 def newest(folder: Path) -> tuple[Path, Shape]:
     """The file of the last step's weights, and their shape."""
-    files = [path for path in folder.glob("model_[0-9]*.pt") if path.is_file()]
-    files.sort(key=lambda path: (len(path.name), path.name))
+    files = sorted(path for path in folder.glob("model_[0-9]*.pt") if path.is_file())
     if not files:
         raise UsageError(f"{folder} has no model_*.pt, a checkpoint of nanochat")
     meta = folder / f"meta_{files[-1].stem.removeprefix('model_')}.json"
@@ -108,17 +108,11 @@ def newest(folder: Path) -> tuple[Path, Shape]:
     return files[-1], shape
 
 
-def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
-    """The weights in fp32, under transformers' names. UsageError for parts that NanoChat has not.
-
-    resid_lambdas fold: in x <- l x + f(norm(l x)), the norm takes the positive l away. So let the
-    stream be divided by the product of all l so far; f must be divided by it, too."""
+def load(file: Path) -> dict[str, Tensor]:
+    """nanochat's weights; UsageError unless they are whole, and finite floating-point numbers."""
     try:
-        damaged = zipfile.ZipFile(file).testzip()  # torch.load would not see it
+        damaged = zipfile.ZipFile(file).testzip()  # torch.load does not look at the checksums
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        saved = {name.removeprefix("_orig_mod."): w for name, w in saved.items()}
-        of_layer = saved.pop("resid_lambdas", torch.ones(c.n_layer)).float()
-        of_first = saved.pop("x0_lambdas", torch.zeros(c.n_layer))
         is_number = lambda w: w.is_floating_point() and bool(w.isfinite().all())
         odd = [name for name, w in saved.items() if not is_number(w)]
     except Exception as error:  # of many classes
@@ -127,6 +121,17 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
         raise UsageError(
             f"{file} is damaged, or has other than finite floats: {damaged or odd[:3]}"
         )
+    return {name.removeprefix("_orig_mod."): w for name, w in saved.items()}
+
+
+def convert(saved: dict[str, Tensor], c: Shape, file: Path) -> dict[str, Tensor]:
+    """nanochat's weights -> the same in fp32 under transformers' names. UsageError, which names
+    them and the file, for parts that NanoChat does not have.
+
+    resid_lambdas fold: in x <- l x + f(norm(l x)), the norm takes the positive l away. So let the
+    stream be divided by the product of all l so far; f must be divided by it, too."""
+    of_layer = saved.pop("resid_lambdas", torch.ones(c.n_layer)).float()
+    of_first = saved.pop("x0_lambdas", torch.zeros(c.n_layer))
     later = [words for part, words in LATER.items() if any(part in name for name in saved)]
     if of_first.any():
         later.append("x0_lambdas, which add the embedding again before each layer")
@@ -144,9 +149,12 @@ def weights_of(file: Path, c: Shape) -> dict[str, Tensor]:
             names[f"transformer.h.{i}.{part}"] = f"model.layers.{i}.{theirs}"
     unlike = saved.keys() ^ {f"{name}.weight" for name in names}
     unlike |= {name for name, w in saved.items() if w.ndim != 2}
-    if unlike or so_far.shape != (c.n_layer,):
-        others = sorted(unlike)[:3] or "resid_lambdas"
-        raise UsageError(f"{file} has other weights than its meta_*.json says: {others}")
+    if so_far.shape != (c.n_layer,):
+        unlike.add("resid_lambdas")
+    if unlike:
+        raise UsageError(
+            f"{file} has other weights than its meta_*.json says: {sorted(unlike)[:3]}"
+        )
     weights = {}
     for name, theirs in names.items():
         w = saved[f"{name}.weight"].float()
@@ -177,24 +185,25 @@ def config_json(c: Shape, bos_id: int) -> dict:
     return mapping.config_json(config, "NanoChat") | own
 
 
-def read_tokenizer(source: Path, folder: Path) -> Tokenizer:
-    """The tokenizer.pkl beside the checkpoint, or where nanochat keeps it, as a tokenizer.json that
-    is written to `folder`. ParityError if `tokenizers` gives other ids than tiktoken."""
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """From the tokenizer.pkl in the checkpoint's folder, or where nanochat keeps it. UsageError if
+    it cannot be read, ParityError if `tokenizers` gives other ids than tiktoken."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    beside = source / "tokenizer.pkl"
-    file = beside if beside.exists() else source / "../../tokenizer/tokenizer.pkl"
+    file = folder / "tokenizer.pkl"
+    if not file.exists():
+        file = folder / "../../tokenizer/tokenizer.pkl"
     try:
         with disk.open_file(file) as opened:
             state = vars(TablesOnly(opened).load())
-        ranks, special = state["mergeable_ranks"], state["special_tokens"]
+        special = state["special_tokens"]
         theirs = of_library(tiktoken.Encoding, **state)
         converter = TikTokenConverter(pattern=state["pat_str"], extra_special_tokens=special)
-        converter.load_tiktoken_bpe = lambda _: ranks  # not from a file
-        of_library(converter.converted).save(str(folder / "tokenizer.json"))
+        converter.load_tiktoken_bpe = lambda _: state["mergeable_ranks"]  # not from a file
+        spec = of_library(converter.converted).to_str()
     except Exception as error:  # of many classes
         raise UsageError(f"{file} cannot be read: {reason_of(error)}") from None
-    ours = tokenizer_json.read(folder, BOS)
+    ours = Given(with_first_token(spec, BOS, folder))
     alike = [*map(ours.encode, parity.TEXTS)] == theirs.encode_ordinary_batch(parity.TEXTS)
     if not alike or ours.special != special:
         raise ParityError(f"{file}: `tokenizers` has other ids or special tokens")

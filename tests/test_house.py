@@ -37,11 +37,11 @@ BUDGETS = {
     "*.py": 21313,
     "machinery/**/*.py stores/**/*.py": 22166,  # 2320 of them in formats.py, for all rooms
     "preparation/**/*.py": 12618,
-    "hf/**/*.py": 13015,  # 1983 of them in llama_cpp.py
-    "instruments/**/*.py": 24812,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 93924,
+    "hf/**/*.py": 13012,  # 1983 of them in llama_cpp.py
+    "instruments/**/*.py": 24821,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 93930,
     "benchmarks/**/*.py": 25814,
-    "tests/**/*.py": 156788,
+    "tests/**/*.py": 156826,
     "course/**/*.py": 165725,
 }
 

@@ -19,6 +19,14 @@ def read_file(path: str | Path) -> bytes:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from None
 
 
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8; UsageError if it cannot be read."""
+    try:
+        return read_file(path).decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not in UTF-8") from None
+
+
 def read_lines(path: str | Path, kind: Any) -> list[Any]:
     """The lines of a JSONL file in UTF-8, each as the first of the kinds that it fits; blank lines
     are left out. UsageError if it cannot be read; DataError, which names the line, if one fits none

@@ -27,7 +27,7 @@ from machinery.output import json_of, say
 AT_ONCE = 8  # requests
 TIMEOUT_S = 120  # of silence
 RETRIES = 3  # of a server that is silent, cannot be reached, or is overloaded
-KEPT = 200  # characters of a reply, its last
+KEPT = 200  # last characters of a reply
 
 REQUEST = """Two texts, A and B, were written to the same prompt. {criteria}
 
@@ -74,12 +74,15 @@ class Server:
             raise UsageError(
                 f"--judge {self.url} needs the package openai: {install('requirements-eval.txt')}"
             ) from None
-        self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # many want none
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
         with self.asking():
             self.client = OpenAI(
-                base_url=self.url, api_key=self.key, timeout=TIMEOUT_S, max_retries=RETRIES
+                base_url=self.url,
+                api_key=self.key or "none",  # the library wants one, though many servers do not
+                timeout=TIMEOUT_S,
+                max_retries=RETRIES,
             )
             listed = self.client.models.list().data
             names = [checked(Line, model.id, "a model's name") for model in listed]
@@ -93,12 +96,12 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key."""
-        return text if self.key == "none" else text.replace(self.key, "OPENAI_API_KEY")
+        return text.replace(self.key, "OPENAI_API_KEY") if self.key else text
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """UsageError for whatever goes wrong: the library's errors, and those of reading an answer
-        that is none, which it does not check."""
+        """UsageError for any error: the library's own, and those of reading an answer that is not
+        of the protocol, which the library does not check."""
         try:
             yield
         except Exception as error:
@@ -109,9 +112,9 @@ class Server:
             ) from None
 
     def ask(self, request: str) -> tuple[str, str, bool]:
-        """(The request, the end of the reply, whether to keep it.) What a model thinks before it
-        replies, up to </think>, is left out. A request that is refused, say as too long, has a
-        reason for its reply."""
+        """(The request, the end of the reply, whether to keep it.) What a model thinks first, up to
+        </think>, is left out. If a request is refused, as one that is too long, the reply is the
+        reason, which is not kept: the next run asks again."""
         from openai import BadRequestError
 
         with self.asking():
@@ -128,13 +131,10 @@ class Server:
             reply = self.without_key(content.rpartition("</think>")[2])
             return request, reply[-KEPT:], True
 
-    def key_of(self, request: str) -> str:
-        """A hash of all that a reply depends on, but for the address."""
-        return disk.sha256_of_tree([self.model, self.max_tokens, request])
-
     def replies(self, requests: list[str]) -> list[str]:
         """A reply to each, asked or known from the file."""
-        keys = {request: self.key_of(request) for request in requests}
+        # By all that a reply depends on, but not by the address: a server may move.
+        keys = {x: disk.sha256_of_tree([self.model, self.max_tokens, x]) for x in requests}
         known = {line.key: line.reply for line in read_lines(self.kept, Verdict)}
         missing = [request for request, key in keys.items() if key not in known]
         say(

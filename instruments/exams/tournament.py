@@ -17,7 +17,7 @@ import numpy as np
 
 from config import Count, Local, UsageError
 from instruments.exams import judge
-from instruments.exams.lines import read_file, read_lines
+from instruments.exams.lines import read_lines, read_text
 from instruments.exams.served import Server
 from instruments.talk.sample import SampleConfig, continuations
 from machinery import checkpoint, disk, trained
@@ -98,7 +98,7 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     for record in records.values():
         check_fits(record, first, asked, config.max_new_tokens)
     if not judging:
-        criteria = read_file(config.criteria).decode() if config.criteria else CRITERIA
+        criteria = read_text(config.criteria) if config.criteria else CRITERIA
         kept = Path(config.run_dir) / "verdicts.jsonl"
         server = Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
 

@@ -200,10 +200,10 @@ def update(run, step: int) -> str:
         was_training = run.model.training
         run.model.eval()
         try:
-            (added,), _ = continuations(run.model, tokenizer, [prompt], tuned, config)
+            texts, _ = continuations(run.model, tokenizer, [prompt], tuned, config)
         finally:
             run.model.train(was_training)
-        text = prompt + "\n" * tuned + added
+        text = prompt + "\n" * tuned + texts[0]
         tokens = step * run.plan.tokens_per_step
         sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
         # not json_of: a URL that the model wrote is no secret

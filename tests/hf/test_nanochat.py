@@ -59,7 +59,8 @@ def write(folder: Path, encoding, weights: dict, **shape) -> Path:
 def random_weights(encoding, padded: int = 320) -> dict[str, torch.Tensor]:
     """Of unit scale, under nanochat's names; tables with rows of padding."""
     torch.manual_seed(0)
-    n, kv = SHAPE["n_embd"], SHAPE["n_embd"] // 2
+    n = SHAPE["n_embd"]
+    kv = n // 2
     shapes = {"transformer.wte": (padded, n), "lm_head": (padded, n)}
     for i in range(SHAPE["n_layer"]):
         h = f"transformer.h.{i}"
@@ -76,7 +77,9 @@ def forward(w: dict, ids: torch.Tensor) -> torch.Tensor:
     """nanochat's logits (T, V) of one row, in float64 and as its code reads: it turns by -t, and
     takes the norm of q and k afterwards."""
     w = {name: x.double() for name, x in w.items()}
-    n, heads, groups = SHAPE["n_embd"], SHAPE["n_head"], SHAPE["n_kv_head"]
+    n = SHAPE["n_embd"]
+    heads = SHAPE["n_head"]
+    groups = SHAPE["n_kv_head"]
     D = n // heads
     T = len(ids)
     norm = lambda x: x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
@@ -161,7 +164,7 @@ REFUSED = {
     "integers": (lambda w: w.update({"lm_head.weight": torch.ones(320, 32).int()}), {}, "lm_head"),
     "one dimension": (lambda w: w.update({"lm_head.weight": torch.ones(320)}), {}, "lm_head"),
     "far": (lambda w: w.update({"resid_lambdas": torch.full((3,), 0.01)}), {}, "product"),
-    "lambdas": (lambda w: w.update({"resid_lambdas": torch.ones(2)}), {}, "says: resid_lambdas"),
+    "lambdas": (lambda w: w.update({"resid_lambdas": torch.ones(2)}), {}, "says: .'resid_lambdas'"),
 }
 
 

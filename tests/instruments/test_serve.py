@@ -71,7 +71,7 @@ class Watched(serve.Handler):
     """Tells the test of each answer: its connection, and that it is over."""
 
     def draw(self) -> None:
-        self.server.connections.put(self.connection)
+        self.server.connections.put(self.connection.dup())  # the handler may close its own first
         try:
             super().draw()
         finally:
@@ -80,8 +80,8 @@ class Watched(serve.Handler):
 
 def until_left(server) -> None:
     """Until the client of the oldest answer has closed its connection."""
-    with suppress(ConnectionError):
-        assert server.connections.get(timeout=60).recv(1, socket.MSG_PEEK) == b""
+    with suppress(ConnectionError), server.connections.get(timeout=60) as connection:
+        assert connection.recv(1, socket.MSG_PEEK) == b""
 
 
 @contextmanager

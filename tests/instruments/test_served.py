@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def judging(decide, **options):
     server = Judge(decide, **options)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     try:
         yield server
@@ -124,6 +124,14 @@ def test_odd_addresses_are_sentences(tmp_path, monkeypatch):
     with judging(by_length, models=("a\nwrote /etc/passwd",)) as server:
         with pytest.raises(UsageError, match="name"):
             compare(server.url, tmp_path, model="")
+
+
+def hanging(over: threading.Event):
+    def decide(*texts):
+        over.wait(60)
+        return "A"
+
+    return decide
 
 
 def by_length(prompt: str, a: str, b: str) -> str:
@@ -253,12 +261,7 @@ def test_a_judge_that_hangs_or_is_not_there_ends_the_tournament(tmp_path, monkey
     monkeypatch.setattr(served, "RETRIES", 0)
     monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
     over = threading.Event()
-
-    def hang(*texts):
-        over.wait(60)
-        return "A"
-
-    with judging(hang) as server:
+    with judging(hanging(over)) as server:
         with pytest.raises(UsageError, match="time"):
             compare(server.url, tmp_path)
         over.set()
@@ -295,12 +298,7 @@ def copied(run_dir: Path, folder: Path) -> Path:
 def test_ctrl_c_does_not_wait_for_the_judge(trained_run, tmp_path):
     run_dir = copied(trained_run, tmp_path)
     over = threading.Event()
-
-    def hang(*texts):
-        over.wait(60)
-        return "A"
-
-    with judging(hang) as server:
+    with judging(hanging(over)) as server:
         words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
         how = dict(cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         process = subprocess.Popen(command("eval.py", words), text=True, **how)
@@ -412,12 +410,15 @@ def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path
     nowhere = ("--judge", "http://127.0.0.1:9/v1")
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": 3}\n')
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("O \u00faltimo".encode("latin-1"))
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": " "}\n')
     for options, words in (
         ((), "127.0.0.1:9"),
         (("--prompts", tmp_path / "none"), "none cannot be read"),
         (("--criteria", tmp_path / "none"), "none cannot be read"),
+        (("--criteria", latin), "latin.txt is not in UTF-8"),
         (("--prompts", broken), "line 1"),
         (("--prompts", empty), "line 1.*empty"),
         (("--players", trained_run, answering), "tuned"),

@@ -18,4 +18,5 @@ def m3exam(rows):
     """Without those that have an option of a letter alone, as "(E)", or no right one."""
     empty = re.compile(r"\(?[A-Ea-e]?[.)\s]*").fullmatch
     rows = rows.filter(lambda row: not any(map(empty, row["options"])))
+    # A list of letters, as the empty text is in every text.
     return rows.filter(lambda row: row["answer_text"].upper() in [*"ABCDE"[: len(row["options"])]])
