@@ -9,19 +9,17 @@ resumes: the same command does only what is missing. A finished dataset is left 
 preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 
-import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cli, disk, formats, shards
+from machinery import cli, code, disk, formats, shards
 from machinery.formats import (
     DATA_FORMAT,
     ManifestFile,
@@ -144,7 +142,10 @@ def merge(
             entries = shards.write_shards(packed, job.folder, name, dtype)
             splits[split][source.name] = summary(parts, packed.stats, entries)
     check_enough(job, splits, notes)
-    made = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
+    made = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": code.commit() or "unknown",
+    }
     file = ManifestFile(
         format=DATA_FORMAT,
         row_len=job.config.row_len,
@@ -253,15 +254,6 @@ def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) 
         f"{manifest.row_len}"
     )
     return "\n".join(lines)
-
-
-def commit() -> str:
-    """The code's git commit, or "unknown"."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(git, text=True, capture_output=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

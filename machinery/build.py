@@ -25,7 +25,7 @@ import data
 import flops
 import optim
 from config import UsageError
-from machinery import checkpoint, disk, errors, folders, ranks
+from machinery import checkpoint, code, disk, errors, folders, ranks
 from machinery.formats import Trainer
 from machinery.log import Log, is_done
 from machinery.plan import USABLE, Plan, micro_batch_for
@@ -136,6 +136,11 @@ def load(
         checkpoints.log(
             f"warning: computed in {model.compute_dtype} from here on, in {state.dtype} before"
         )
+    if state and state.code:
+        other = path.parent.parent if path else options.run_dir
+        differs = code.difference(state.code, code.of_process()[0], (other, options.run_dir))
+        if differs:
+            checkpoints.log(f"warning: {differs} from the code that trained it so far")
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif foreign:

@@ -13,9 +13,9 @@ import config as cfg
 import data
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, disk
+from machinery import checkpoint, cli, code, disk
 from machinery.errors import CheckpointError
-from machinery.formats import Trainer
+from machinery.formats import Trainer, tree_of
 from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
@@ -91,8 +91,8 @@ def describe_data(
 
 
 def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> AbstractContextManager:
-    """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json and
-    tokenizer.json. Returns the lock to close."""
+    """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json,
+    tokenizer.json and, if its code has edits, code.diff. Returns the lock to close."""
     if not world.is_first:
         return nullcontext()
     run_dir = Path(preset.run.run_dir)
@@ -104,15 +104,18 @@ def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> AbstractCo
         with suppress(CheckpointError):  # if it is damaged, resuming checks the one it loads
             check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
     disk.write_json(run_dir / "config.json", own)
+    code.keep_edits(run_dir)
     disk.write_bytes(run_dir / "tokenizer.json", disk.read_bytes(manifest.tokenizer_file()))
     return lock
 
 
 def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
-    """The facts that decide the numbers of a run: with one changed, it is another run."""
+    """The facts that decide the numbers of a run: with one changed, it is another run. Only its
+    code may change on the way, with a warning (build.load)."""
     facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
     facts |= dict(conversations=True) if manifest.marks else {}
     facts["revisions"] = [source.revision for source in manifest.facts.sources]
+    facts["code"] = tree_of(code.of_process()[0])
     return asdict(preset.train) | asdict(preset.model) | facts
 
 
@@ -121,7 +124,7 @@ def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
     another run than the one with identity `now`. With wsd, only the number of steps may differ, as
     long as `trainer` is from before the learning rate of either run begins to fall."""
     before = dict(revisions=now["revisions"]) | trainer.identity
-    differ = differences(before, now, now.keys() | before.keys())
+    differ = differences(before, now, (now.keys() | before.keys()) - {"code"})
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
     if list(differ) == ["steps"] and now["schedule"] == "wsd" and type(before.get("steps")) is int:
         begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])

@@ -369,6 +369,18 @@ class FileList:
 
 
 @record
+class Code:
+    """The code of a process that trains (code.py)."""
+
+    commit: Annotated[str, "[0-9a-f]{1,64}"] | None = None
+    """Of git; None: not known."""
+    changed: bool = False
+    """Whether its files differ from the commit: code.diff says how."""
+    files: dict[Line, Sha256]
+    """The sha256 of each file that computes."""
+
+
+@record
 class Origin:
     """Where weights come from: recorded by a checkpoint and by an export."""
 
@@ -376,8 +388,8 @@ class Origin:
     tokens: Whole
     """Trained on; `step` determines it."""
     identity: dict[str, Any]
-    """What decides the numbers of a run: its options for model and training, data_fingerprint,
-    tokenizer_sha256, the revisions of its sources (folders.identity)."""
+    """What decides the numbers of a run: its options for model and training, its code (a Code),
+    data_fingerprint, tokenizer_sha256, the revisions of its sources (folders.identity)."""
     model: GPTConfig
     data_dir: Line | None = None
     """As typed: it may be a URL, without its password."""
@@ -390,6 +402,13 @@ class Origin:
     @property
     def tokenizer_sha256(self) -> Any:
         return self.identity.get("tokenizer_sha256")
+
+    @property
+    def code(self) -> Code | None:
+        """None: not known."""
+        with suppress(DataError):
+            return checked(Code, self.identity.get("code"), "its code")
+        return None
 
 
 @record
@@ -541,6 +560,14 @@ class Start:
     eval_tokens: Whole | None = None
     init_from: str | None = None
     """The weights that it began from."""
+    code: Code | None = None
+    flops_per_token: Whole | None = None
+    """Of the model, in the full convention."""
+    micro_batch: Whole | None = None
+    """This and the next three: as they were decided."""
+    parallel: str | None = None
+    compile: bool | None = None
+    recompute: bool | None = None
     last_step: Whole | None = None
     """The step that the process before came to, and when: its lines may be gone."""
     last_time: Time | None = None

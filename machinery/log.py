@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from machinery import cli, disk, formats
+from machinery import cli, code, disk, formats
 from machinery.errors import DataError, reason_of
 from machinery.formats import Stamp, Start, StartLine, Status, StepLine
 from machinery.output import json_of, public, say
@@ -242,12 +243,25 @@ def start_of(argv: list[str], run) -> Start:
         time=time.time(),
         # word by word: in a whole line, the @ of another word would seem to end a password
         command=shlex.join(["train.py", *map(public, argv)]),
-        device=cpu_name() if world.device.type == "cpu" else world.device_name,
+        device=device_name(world),
         world_size=world.world_size,
         eval_tokens=options.eval_tokens,
         data_dir=options.data_dir,
         init_from=options.init_from,
+        code=code.of_process()[0],
+        flops_per_token=run.model.flops_per_token(),
+        micro_batch=run.plan.micro_batch,
+        parallel=run.plan.parallel,
+        compile=run.plan.compile,
+        recompute=run.plan.recompute,
     )
+
+
+def device_name(world) -> str:
+    """The GPU; or the processor, with the threads that torch takes."""
+    if world.device.type != "cpu":
+        return world.device_name
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def cpu_name() -> str:

@@ -1,0 +1,213 @@
+"""machinery/code.py: a run knows the code that made it, with git and without."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, environment
+
+import eval
+import train
+from machinery import code
+from machinery.formats import Code
+
+PROBE = """import json, sys
+import extra
+from machinery import code
+code.GIT_S = float(sys.argv[1])
+found, edits = code.of_process()
+print(json.dumps([vars(found), edits]))
+"""
+
+
+def git(folder: Path, *words) -> str:
+    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.check_output(["git", "-C", folder, *own, *words], text=True)
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A repository of our machinery, and a program that imports it."""
+    folder = tmp_path / "outer" / "project"
+    folder.mkdir(parents=True)
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("machinery/*.py")):
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(path, target)
+    (folder / "extra.py").write_text("def act(x):\n    return x\n")
+    (folder / "probe.py").write_text(PROBE)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    return folder
+
+
+def probe(folder: Path, git_s: float = 60, **env) -> tuple[Code, str]:
+    command = [sys.executable, "probe.py", str(git_s)]
+    done = subprocess.run(command, cwd=folder, env=environment(**env), capture_output=True)
+    facts, edits = json.loads(done.stdout)
+    return Code(**facts), edits
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_what_was_edited_can_be_had_again(project):
+    """From the commit and the diff; a file that git does not know, too. Whatever git's settings."""
+    head = git(project, "rev-parse", "HEAD").strip()
+    found, edits = probe(project)
+    assert (found.commit, found.changed, edits) == (head, False, "")
+    assert {"extra.py", "probe.py", "config.py", "machinery/code.py"} <= found.files.keys()
+    assert all(found.files[name] == sha256(project / name) for name in found.files)
+    assert "model.py" not in found.files  # not loaded, so it decided nothing
+
+    for name, value in (("color.diff", "always"), ("diff.noprefix", "true")):
+        git(project, "config", name, value)
+    git(project, "config", "diff.external", "true")
+    (project / "extra.py").write_text("import fresh\n\n\ndef act(x):\n    return -x\n")
+    (project / "fresh.py").write_text("y = 'ä'\n")
+    (project / "README").write_text("computes nothing")
+    (project / "tokenizer.py").write_text("computes nothing here")
+    now, edits = probe(project)
+    wanted = {name: sha256(project / name) for name in ("extra.py", "fresh.py")}
+    assert now.commit == head and now.changed and wanted.items() <= now.files.items()
+    assert "README" not in edits and "tokenizer.py" not in edits and str(project) not in edits
+    (project / "fresh.py").unlink()
+    git(project, "checkout", "extra.py")
+    subprocess.run(["git", "apply"], cwd=project, input=edits.encode(), check=True)
+    assert wanted == {name: sha256(project / name) for name in wanted}
+
+
+def test_without_git_the_hashes_are_known(project):
+    """It is not installed, hangs, knows no commit, or knows the folder around and not this one."""
+    (project / "extra.py").write_text("x = 1\n")
+    tools = project.parent / "tools"
+    tools.mkdir()
+    no_git = probe(project, PATH=str(tools))
+    (tools / "git").write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    (tools / "git").chmod(0o755)
+    hangs = probe(project, 0.1, PATH=str(tools))
+    shutil.rmtree(project / ".git")
+    no_repository = probe(project)
+    git(project, "init", "-q")
+    no_commit = probe(project)
+    shutil.rmtree(project / ".git")
+    git(project.parent, "init", "-q")
+    git(project.parent, "commit", "-q", "--allow-empty", "-m", "another project")
+    inside = probe(project)
+    for found, edits in (no_git, hangs, no_repository, no_commit, inside):
+        assert (found.commit, found.changed, edits) == (None, False, "")
+        assert found.files["extra.py"] == sha256(project / "extra.py")
+
+
+def test_a_huge_diff_is_cut_and_tells_no_secret(project):
+    """Not in the middle of the line that has it either."""
+    secret = 'a = "s3://me:hush-hush@bucket/rows?key=hush"\n'
+    (project / "extra.py").write_text(secret)
+    found, edits = probe(project)
+    assert found.changed and "s3://bucket/rows" in edits and "hush" not in edits
+    before = len(edits) - len('+a = "s3://bucket/rows"\n')
+    for left in (3, 20, len(secret)):  # characters of that line before the end
+        filler = "#" * (code.LARGEST_DIFF - before - left - 2)
+        (project / "extra.py").write_text(f"{filler}\n{secret}#{'x' * 10**6}\n")
+        found, edits = probe(project)
+        assert found.changed and filler in edits
+        assert "hush" not in edits and "me:" not in edits
+        assert len(edits) <= code.LARGEST_DIFF
+
+
+def test_edits_are_kept_above_those_of_earlier_starts(tmp_path, monkeypatch):
+    """Each once; a link that a stranger has put there is not followed."""
+    now = lambda edits: monkeypatch.setattr(code, "of_process", lambda: (None, edits))
+    file = tmp_path / "code.diff"
+    for edits, kept in (("", None), ("one\n", "one\n"), ("two\n", "two\none\n"), ("one\n", None)):
+        before = file.read_text() if file.exists() else None
+        now(edits)
+        code.keep_edits(tmp_path)
+        assert (file.read_text() if file.exists() else None) == (kept or before)
+    now("x" * code.LARGEST_DIFF)
+    code.keep_edits(tmp_path)
+    assert file.read_text() == "x" * code.LARGEST_DIFF
+    (tmp_path / "mine").write_text("mine")
+    file.unlink()
+    file.symlink_to(tmp_path / "mine")
+    code.keep_edits(tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine" and not file.is_symlink()
+
+
+def test_a_difference_names_the_files_and_the_way_to_see_it():
+    a = Code(commit="a" * 40, files={"model.py": "1" * 64, "optim.py": "2" * 64})
+    same = Code(commit="b" * 40, changed=True, files=a.files)
+    other = Code(commit="b" * 40, files=a.files | {"model.py": "3" * 64})
+    edited = Code(commit="a" * 40, changed=True, files=other.files)
+    unknown = Code(files=other.files | {"mine.py": "4" * 64})
+    many = Code(files={f"{i}.py": "5" * 64 for i in range(9)})
+    says = lambda b: code.difference(a, b, ("runs/a", "runs/b"))
+    assert says(same) == ""  # another commit, but nothing in what computes
+    assert says(other) == f"model.py differs (git diff {'a' * 12} {'b' * 12} -- model.py)"
+    assert says(edited) == "model.py differs (runs/b/code.diff)"
+    assert says(unknown) == "mine.py, model.py differ"
+    assert says(many) == "0.py, 1.py, 2.py, 3.py and 7 more differ"
+    odd = Code(commit="b" * 40, files=a.files | {"$(x).py": "6" * 64})
+    assert "-- '$(x).py')" in says(odd)
+
+
+def test_a_run_that_goes_on_under_other_code_says_so_once(
+    own_run, small_data, tmp_path, capsys, monkeypatch
+):
+    """And goes on; its checkpoints have the new code from then on."""
+    trained, _ = code.of_process()
+    other = Code(commit=None, files=trained.files | {"model.py": "0" * 64})
+    words = ["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(tmp_path / "new")]
+    first = own_run / "checkpoints" / "step_00000004"
+    monkeypatch.setattr(code, "of_process", lambda: (other, "edits"))
+    assert train.main([*words, "--resume", str(first)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("warning: model.py differs") == 1
+    last = tmp_path / "new" / "checkpoints" / "step_00000012"
+    again = [*words[:-1], str(tmp_path / "again"), "--resume", str(last)]
+    assert train.main(again) == 0
+    assert "differs" not in capsys.readouterr().out
+    records = [json.loads(line) for line in (tmp_path / "new" / "metrics.jsonl").open()]
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert records[0]["start"]["code"] == config["code"] == dict(changed=False, files=other.files)
+    assert (tmp_path / "new" / "code.diff").read_text() == "edits"
+
+
+def test_what_a_stranger_calls_code_is_not_believed(own_run, small_data, tmp_path, capsys):
+    """A checkpoint of an older version has none."""
+    words = ["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(tmp_path / "new")]
+    checkpoint = own_run / "checkpoints" / "step_00000004"
+    trainer = json.loads((checkpoint / "trainer.json").read_text())
+    manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
+    for odd in (None, "x", {"files": {"\x1b[2J": "0" * 64}}, {"files": {}, "commit": "; rm -rf /"}):
+        trainer["identity"]["code"] = odd
+        (checkpoint / "trainer.json").write_text(json.dumps(trainer))
+        manifest["files"]["trainer.json"] = sha256(checkpoint / "trainer.json")
+        (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
+        assert train.main([*words, "--resume", str(checkpoint)]) == 0
+        assert "differs" not in capsys.readouterr().out
+        shutil.rmtree(tmp_path / "new")
+
+
+@pytest.mark.slow
+def test_two_runs_whose_activation_differs_are_told_apart(project, small_data, tmp_path, capsys):
+    """ReLU squared and GELU, with the same options and the same seed."""
+    relu2 = "ReluSquared.apply(self.up(x))"
+    text = (project / "model.py").read_text()
+    assert text.count(relu2) == 1
+    words = [*SMALL, "--data_dir", small_data, "--eval_every", "4", "--run_dir"]
+    for name, activation in (("a", relu2), ("b", "F.gelu(self.up(x))")):
+        (project / "model.py").write_text(text.replace(relu2, activation))
+        command = [sys.executable, "train.py", "tiny", *map(str, words), str(tmp_path / name)]
+        subprocess.run(command, cwd=project, env=environment(), check=True, capture_output=True)
+    assert eval.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert f"model.py differs ({tmp_path}/b/code.diff)" in said and "no difference: " not in said
+    assert "+        " in (tmp_path / "b" / "code.diff").read_text()
+    assert not (tmp_path / "a" / "code.diff").exists()
