@@ -30,7 +30,7 @@ import numpy as np
 import runs
 import scaling
 from config import UsageError
-from instruments.pages.multiplier import multiplier
+from instruments.pages.multiplier import meet
 from machinery import cli, disk
 from machinery.formats import read_lines
 from machinery.log import short
@@ -111,13 +111,8 @@ def bits_per_byte(row: dict, classes) -> float:
 def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, float]]) -> float:
     """How many times fewer tokens the base needs for the loss of a change after `tokens`; (tokens,
     loss) each. 0 or infinity: outside of the runs."""
-    base = [(t, bpb) for t, bpb in base if math.isfinite(bpb)]
-    loss = dict(changed)[tokens]
-    usual = dict(base)[tokens]
-    if loss >= usual:
-        return multiplier(loss, tokens, base)
-    times = multiplier(usual, tokens, changed)  # that the change needs fewer
-    return 1 / times if times else 0.0
+    usual, needed = meet(base, changed, tokens)
+    return needed / usual if usual else math.inf
 
 
 def needs(found: dict, fingerprint: str, name: str, tokens: int, classes) -> str:

@@ -1,12 +1,14 @@
-"""How many tokens one run needs for what another has: the measure of a change.
+"""How many tokens, FLOPs or seconds one run needs for what another has: the measure of a change.
 
 2% of a loss may be worth a tenth of the tokens or half of them; their ratio tells a change that
-saves a factor from one that saves a head start. It is read off the validations. How much of it is
-chance in the held-out text follows from the rows that `eval.py loss` keeps, resampled in blocks of
-neighbours, since a long document fills several (a block bootstrap: Künsch 1989).
+saves a factor from one that saves a head start. A change of shape may save tokens and cost FLOPs,
+or save FLOPs and cost time. All is read off the validations. How much of it is chance in the
+held-out text follows from the rows that `eval.py loss` keeps, resampled in blocks of neighbours,
+since a long document fills several (a block bootstrap: Künsch 1989).
 """
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -38,16 +40,27 @@ def newest_rows(run: RunFolder) -> np.ndarray | None:
     return rows if rows.ndim == 3 and rows.shape[2] == 4 else None
 
 
-def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> float:
-    """How many times fewer tokens the run of `curve` needs for a loss that another has after
-    `tokens`: 2 is half of them, 0: it never got there, infinity: it had it by the first. curve:
+def reached(loss: float, curve: list[tuple[float, float]]) -> float:
+    """After how many tokens a run first had this loss; 0: before its first validation. curve:
     (tokens, loss) of its validations, between which the loss is taken to fall in proportion to the
-    logarithm of the tokens."""
-    tokens_at, losses = np.array(sorted(curve)).T
+    logarithm of the tokens. One that ends above this loss gets all its tokens."""
+    tokens, losses = np.array(sorted(curve)).T
     best = np.minimum.accumulate(losses)
-    if not best[-1] <= loss <= best[0]:
-        return 0.0 if loss < best[-1] else float("inf")
-    return tokens / float(np.exp(np.interp(-loss, -best, np.log(tokens_at))))
+    if loss > best[0]:
+        return 0.0
+    return float(np.exp(np.interp(-loss, -best, np.log(tokens))))
+
+
+def meet(
+    a: list[tuple[float, float]], b: list[tuple[float, float]], tokens: float
+) -> tuple[float, float]:
+    """After how many tokens each of two runs had the loss that both have after `tokens`: the
+    higher of the two. a, b: (tokens, loss) of their validations, as in `reached`."""
+    higher = max(
+        float(np.interp(np.log(tokens), np.log(at), losses))
+        for at, losses in (np.array(sorted(curve)).T for curve in (a, b))
+    )
+    return reached(higher, a), reached(higher, b)
 
 
 def bootstrap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -62,17 +75,57 @@ def bootstrap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return bits(drawn) - bits(np.arange(len(begin)))
 
 
-def lines_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
-    """What `other` needs for what `base` has after `common` tokens, a half and a quarter of
-    them."""
-    points = lambda run: [(r.tokens, r.val_bpb) for r in run.validations if r.tokens > 0]
-    curves = [points(base), points(other)]
+def curve_of(run: RunFolder) -> list[tuple[float, float]]:
+    """(tokens, bits per byte) of its validations, but for that of the untrained model."""
+    return [(line.tokens, line.val_bpb) for line in run.validations if line.tokens > 0]
+
+
+def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool) -> list[str]:
+    """How many times less `other` needs than `base`, in tokens, FLOPs and time, for the loss that
+    both have after `common` tokens, a half and a quarter of them. only_noise: only the seed
+    differs."""
     noise, remark = noise_of(newest_rows(base), newest_rows(other))
-    lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{remark}:"]
+    begin = max(curve_of(run)[0][0] for run in (base, other))
+    rows = [("loss of both after", *MEASURES)]
     for tokens in (common, common / 2, common / 4):
-        if tokens >= max(curve[0][0] for curve in curves):
-            lines.append(f"  {short(tokens)}: {needed(tokens, *curves, noise)}")
-    return lines
+        if tokens >= begin:
+            cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
+            rows.append((f"{short(tokens)} tokens", *cells))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [f"how many times less {other.dir} needs than {base.dir}{remark}:", *lines]
+
+
+# What a run has needed up to a number of tokens.
+MEASURES = {
+    "tokens": lambda run, tokens: tokens,
+    "FLOPs": lambda run, tokens: tokens * run.flops_per_token,
+    "time": RunFolder.seconds_at,
+}
+
+
+def times_less(
+    measure: str, base: RunFolder, other: RunFolder, tokens: float, shift: float = 0.0
+) -> float:
+    """How many times less `other` needs than `base` for the loss that both have after `tokens`; not
+    finite if one had it before its first validation. shift: added to the loss of `other`."""
+    a = curve_of(base)
+    b = [(n, bpb + shift) for n, bpb in curve_of(other)]
+    cost = MEASURES[measure]
+    needed = [cost(run, at) for run, at in zip((base, other), meet(a, b, tokens))]
+    return needed[0] / needed[1] if needed[1] else math.inf
+
+
+def missing(measure: str, a: RunFolder, b: RunFolder) -> str:
+    """Why two runs cannot be compared by this measure; "" if they can."""
+    if measure == "FLOPs" and None in (a.flops_per_token, b.flops_per_token):
+        return "n/a: not recorded"
+    if measure == "time":
+        if len({*a.devices, *b.devices}) != 1:
+            return "n/a: not on one device"
+        if a.first_step > 1 or b.first_step > 1:
+            return "n/a: one begins later"
+    return ""
 
 
 def noise_of(a: np.ndarray | None, b: np.ndarray | None) -> tuple[np.ndarray | None, str]:
@@ -84,22 +137,21 @@ def noise_of(a: np.ndarray | None, b: np.ndarray | None) -> tuple[np.ndarray | N
     return bootstrap(a, b), ""
 
 
-def needed(tokens: float, ours: list, theirs: list, noise: np.ndarray | None) -> str:
-    """In words, for the loss of `ours`, a curve, after `tokens`. noise: draws of what chance adds
-    to the difference in bits per byte; None: not known."""
-    tokens_at, losses = np.array(sorted(ours)).T
-    loss = float(np.interp(np.log(tokens), np.log(tokens_at), losses))
-    times = multiplier(loss, tokens, theirs)
-    if times in (0, np.inf):  # beyond its last validation, or before its first
-        word, (end, _) = ("no more", min(theirs)) if times else ("more", max(theirs))
-        return f"{word} than its {short(end)}"
-    drawn = [multiplier(loss - x, tokens, theirs) for x in (noise if noise is not None else [0])]
+def cell(
+    measure: str, base: RunFolder, other: RunFolder, tokens: float, noise, only_noise: bool
+) -> str:
+    """`times_less`, and between which factors 90% of the draws of `noise` lie: what chance adds to
+    the difference in bits per byte; None: not known."""
+    reason = missing(measure, base, other)
+    if reason:
+        return reason
+    times = times_less(measure, base, other, tokens)
+    if not 0 < times < math.inf:
+        return "n/a: one had it before its first validation"
+    if noise is None:
+        return f"no difference ({times:.2f})" if only_noise else f"{times:.2f}"
+    drawn = [times_less(measure, base, other, tokens, x) for x in noise]
     low, high = np.quantile(drawn, (0.05, 0.95), method="nearest")
-    same = noise is not None and low <= 1 <= high
-    word = "as many" if times < 1 else "fewer"
-    if times < 1:
-        times, low, high = (1 / x if x else np.inf for x in (times, high, low))
-    text = f"{times:.2f} times {word} tokens"
-    if noise is not None:
-        text += f" ({low:.2f} to {high:.2f}{'; no difference' if same else ''})"
-    return text
+    between = f"({low:.2f} to {high:.2f})"
+    same = only_noise or round(low, 2) <= 1 <= round(high, 2)
+    return f"no difference {between}" if same else f"{times:.2f} {between}"

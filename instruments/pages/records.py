@@ -8,7 +8,7 @@ import math
 import statistics
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from machinery import formats, shards
 from machinery.errors import DataError
 from machinery.formats import (
     METRICS,
+    Code,
     FullValidationLine,
     SampleLine,
     SkippedLine,
@@ -74,10 +75,11 @@ class RunFolder:
         status = read_json(self.dir / "status.json", Status, Status(state="unknown"))
         self.state = plain(status.state)
         self.error = plain(status.error or "")
-        if self.starts:  # the weights that it began from, and on how much text it is scored
+        if self.starts:  # the weights that it began from, and what each start may change
             self.config["init_from"] = self.starts[0].init_from
-            sizes = dict.fromkeys(start.eval_tokens for start in self.starts)
-            self.config["eval_tokens"] = ", then ".join(map(str, sizes))
+            for name in ("eval_tokens", "micro_batch", "parallel", "compile", "recompute"):
+                values = dict.fromkeys(getattr(start, name) for start in self.starts)
+                self.config[name] = ", then ".join(map(str, values))
 
     @property
     def first_step(self) -> int:
@@ -85,9 +87,38 @@ class RunFolder:
         return self.steps[0].step if self.steps else 1
 
     def seconds_at(self, tokens: float) -> float:
-        """Seconds of training up to `tokens`, without validation, saving, time between starts."""
-        done = [0, *(line.tokens for line in self.steps)]
-        return float(np.interp(tokens, done, [0, *accumulate(line.step_s for line in self.steps)]))
+        """Seconds of training up to `tokens`, without compiling, validation, saving, time between
+        starts."""
+        return float(np.interp(tokens, *self._clock))
+
+    @cached_property
+    def _clock(self) -> tuple[np.ndarray, np.ndarray]:
+        """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
+        compiles, counts as a median one."""
+        tokens = np.array([0, *(line.tokens for line in self.steps)])
+        seconds = np.array([line.step_s for line in self.steps])
+        ended = [line.time for line in self.steps]
+        firsts = {0, *np.searchsorted(ended, [start.time for start in self.starts])}
+        seconds[sorted(firsts - {len(seconds)})] = self.median("step_s")
+        return tokens, np.cumsum([0, *seconds])
+
+    @property
+    def devices(self) -> list[str]:
+        """On what it trained: "8 x NVIDIA H100 80GB HBM3"."""
+        starts = [process.start for process in self.processes()]
+        return [*dict.fromkeys(f"{start.world_size} x {start.device}" for start in starts)]
+
+    @property
+    def flops_per_token(self) -> int | None:
+        """Of the model, in the full convention; None: not known, or changed on the way."""
+        known = {process.start.flops_per_token for process in self.processes()}
+        return known.pop() if len(known) == 1 else None
+
+    @property
+    def codes(self) -> list[Code]:
+        """Of each process; [] if one of them is not known."""
+        codes = [process.start.code for process in self.processes()]
+        return [] if None in codes else codes
 
     def median(self, key: str) -> float:
         """The median of a figure over the steps, without the first, which compiles."""

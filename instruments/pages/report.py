@@ -18,7 +18,7 @@ from config import Local, UsageError, find_preset
 from instruments.pages import curves, multiplier
 from instruments.pages.records import RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import cli, disk
+from machinery import cli, code, disk
 from machinery.formats import SampleLine
 from machinery.log import duration, short
 from machinery.output import say
@@ -55,7 +55,7 @@ def write(run_dir: str | Path) -> Path:
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
-        machines=dict.fromkeys(f"{p.start.world_size} x {p.start.device}" for p in processes),
+        machines=run.devices,
         slow=slow_steps(processes),
         pictures=pictures,
         starts=processes,
@@ -79,11 +79,16 @@ def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
     it, or of all."""
     word = cli.first_word(run.starts[0].command.split()[1:])[0] if run.starts else ""
     preset = find_preset(word)
-    usual = asdict(preset.train) | asdict(preset.model) if preset else {}
+    parts = (preset.train, preset.model, preset.run) if preset else ()
+    usual = {name: value for part in parts for name, value in asdict(part).items()}
     facts = []
     for key, value in run.config.items():
-        if plain(value) != plain(usual.get(key)):
+        if key != "code" and plain(value) != plain(usual.get(key)):
             facts.append((key, plain(value) or "none"))
+    if run.codes:
+        last = run.codes[-1]
+        edits = ", and the edits in code.diff" if last.changed else ""
+        facts.append(("code", f"commit {last.commit[:12] if last.commit else 'not known'}{edits}"))
     return word if preset else "", facts
 
 
@@ -146,10 +151,10 @@ def compared(folders: list[str]) -> str:
         )
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines.append("")
+    differ, advice = differences(runs)
     for run in runs[1:]:
-        lines += multiplier.lines_of(runs[0], run, common)
-    lines += differences(runs)
+        lines += ["", *multiplier.table_of(runs[0], run, common, advice.startswith(ONLY_NOISE))]
+    lines += ["", *differ, advice]
     if between:
         lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
     path = runs[0].dir.parent / "compare.png"
@@ -161,13 +166,18 @@ def compared(folders: list[str]) -> str:
     return "\n".join(lines)
 
 
-def differences(runs: list[RunFolder]) -> list[str]:
-    """Each field of the configuration that differs; then how far the figures can be trusted."""
+ONLY_NOISE = "no difference"
+
+
+def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
+    """Each field of the configuration that differs, and the code; and how far the figures can be
+    trusted."""
     unknown = [str(run.dir) for run in runs if not run.config]
     if unknown:
-        return [f"no config.json in {', '.join(unknown)}: what else differs is not known"]
+        return [], f"no config.json in {', '.join(unknown)}: what else differs is not known"
     differ = {}
-    for key in dict.fromkeys(key for run in runs for key in run.config):
+    of_code = differences_of_code(runs)
+    for key in dict.fromkeys(key for run in runs for key in run.config if key != "code"):
         found = [plain(run.config.get(key)) or "none" for run in runs]
         if len(set(found)) > 1:
             differ[key] = found
@@ -177,9 +187,30 @@ def differences(runs: list[RunFolder]) -> list[str]:
         advice = "warning: the data differ, so the bits per byte are of different text"
     elif mixed or "eval_tokens" in differ:
         advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
-    elif not differ.keys() - {"seed"}:
-        advice = "no difference: only the seed differs, so all of it is noise"
-    return [*(f"{key}: {', '.join(found)}" for key, found in differ.items()), advice]
+    elif not differ and not of_code:
+        advice = (
+            f"{ONLY_NOISE}: code, data, options and seed are the same, so all of it is rounding"
+        )
+    elif differ.keys() == {"seed"} and not of_code:
+        advice = f"{ONLY_NOISE}: only the seed differs, so all of it is noise"
+    return [*(f"{key}: {', '.join(found)}" for key, found in differ.items()), *of_code], advice
+
+
+def differences_of_code(runs: list[RunFolder]) -> list[str]:
+    """Between the first run and each other, and within one that went on under other code."""
+    unknown = [str(run.dir) for run in runs if not run.codes]
+    if unknown:
+        return [f"code: that of {', '.join(unknown)} is not known"]
+    lines = []
+    for run in runs:
+        for before, after in zip(run.codes, run.codes[1:]):
+            changed = code.difference(before, after, (run.dir, run.dir))
+            if changed:
+                lines.append(f"code: while {run.dir} trained, {changed}")
+        other = code.difference(runs[0].codes[-1], run.codes[-1], (runs[0].dir, run.dir))
+        if other:
+            lines.append(f"code of {run.dir}: {other} from that of {runs[0].dir}")
+    return lines
 
 
 # -------------------------------------------------------------------------------- while it trains

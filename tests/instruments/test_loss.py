@@ -4,6 +4,7 @@ tokens a run needs for what another has."""
 import gc
 import io
 import json
+import re
 import tracemalloc
 
 import numpy as np
@@ -146,17 +147,17 @@ def test_a_model_that_says_nothing_is_an_error(wrong):
 
 
 def test_a_factor_in_the_tokens_is_found_at_every_horizon():
+    """Whichever of the two runs is the better one."""
     at = [2.0**k for k in range(10, 20)]
     ours = [(tokens, 8 - 0.3 * np.log2(tokens)) for tokens in at]
     theirs = [(tokens, 8 - 0.3 * np.log2(1.5 * tokens)) for tokens in at]
-    for tokens, bpb in ours[3:]:
-        assert multiplier.multiplier(bpb, tokens, theirs) == pytest.approx(1.5)
-    for tokens, bpb in theirs[1:-2]:
-        assert multiplier.multiplier(bpb, tokens, ours) == pytest.approx(1 / 1.5)
-    assert multiplier.multiplier(theirs[-1][1], at[-1], ours) == 0  # ours never came so far
-    assert multiplier.multiplier(9.0, at[0], ours) == np.inf
+    for tokens in at[1:]:
+        assert multiplier.meet(ours, theirs, tokens) == pytest.approx((tokens, tokens / 1.5))
+        assert multiplier.meet(theirs, ours, tokens) == pytest.approx((tokens / 1.5, tokens))
+    assert multiplier.meet(ours, theirs, at[0]) == (at[0], 0)  # it had that before its first
     ours[4] = (ours[4][0], 99.0)  # a validation that went wrong is no loss that it ever needs
-    assert multiplier.multiplier(ours[5][1], at[5], ours) == pytest.approx(1.0)
+    assert multiplier.meet(ours, ours, at[5]) == pytest.approx((at[5], at[5]))
+    assert multiplier.reached(ours[3][1] - 0.1, ours) > ours[4][0]
 
 
 def rows_of(draw) -> np.ndarray:
@@ -185,6 +186,13 @@ def make_run(folder, ahead: float, rows: dict[int, np.ndarray], **config):
         dict(step=step, tokens=n, val_rows=9, val_loss=1.0, val_bpb=3 - 0.1 * np.log2(ahead * n))
         for step, n in points
     ]
+    code = dict(files={"model.py": "0" * 64})
+    begun = dict(time=1.0, command="train.py", device="cpu", world_size=1, data_dir="", code=code)
+    lines.append({"start": begun | dict(flops_per_token=10)})
+    for step in range(1, 65):
+        line = dict(step=step, tokens=1000 * step, loss=1.0, bpb=1.0, lr=1.0, norm=1.0, time=2.0)
+        line |= dict(step_s=1 / ahead, tokens_per_s=1.0, data_wait_ms=0.0)
+        lines.append(line | dict(tflops_full=1.0, tflops_causal=1.0))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.json").write_text(json.dumps(config | dict(tokens_per_step=1000)))
     for step, content in rows.items():
@@ -198,6 +206,12 @@ def compared(*folders) -> str:
     return report.compared([str(folder) for folder in folders])
 
 
+def cells_of(said: str) -> list[list[str]]:
+    """The rows of the table of factors: tokens, FLOPs, time."""
+    lines = said.partition("loss of both after")[2].partition("\n\n")[0].splitlines()[1:]
+    return [re.split(r"  +", line)[1:] for line in lines]
+
+
 def test_runs_are_compared_by_the_tokens_they_need(tmp_path):
     draw = np.random.default_rng(1)
     base = rows_of(draw)
@@ -206,19 +220,27 @@ def test_runs_are_compared_by_the_tokens_they_need(tmp_path):
     a = make_run(tmp_path / "a", 1.0, kept, n_layer=4)
     fewer = {step: rows - [gain * 100 * np.log(2), 0] * 2 for step, rows in kept.items()}
     b = make_run(tmp_path / "b", 1.5, fewer, n_layer=4, extras=["x"])
-    out = compared(a, b)
-    assert out.count("1.50 times fewer tokens (1.50 to 1.50)") == 3  # the same rows: no luck
-    assert "more than its 64K" in compared(b, a)
-    assert multiplier.needed(8e3, [(8e3, 3.0)], [(8e3, 2.9)], None) == "no more than its 8K"
+    cell = "1.50 (1.50 to 1.50)"  # the same rows: no luck
+    assert cells_of(compared(a, b)) == [[cell, cell, "2.25 (2.25 to 2.25)"]] * 3
+    cell = "0.67 (0.67 to 0.67)"
+    assert cells_of(compared(b, a)) == [[cell, cell, "0.44 (0.44 to 0.44)"]] * 3
     noisy = make_run(tmp_path / "c", 1.02, {64: rows_of(draw)}, n_layer=4, seed=1)
     out = compared(a, noisy)
-    assert out.count("1.02 times fewer") == 3 and out.count("; no difference)") == 3
-    assert "only the seed differs" in out
+    ranges = [re.findall(r"no difference \((.*?) to (.*?)\)", text) for text in cells_of(out)[0]]
+    assert all(float(low) < 1.02 < float(high) for ((low, high),) in ranges[:2])
+    assert out.count("no difference (") == 9 and "only the seed differs" in out
     other = rows_of(draw)
     other[0, 0, 3] = 99.0  # another text
     for i, rows in enumerate([{}, {64: other}, {64: base[:9]}, {64: np.zeros(3)}]):
         run = make_run(tmp_path / f"d{i}", 1.5, rows)
-        assert out != compared(a, run) and "1.50 times fewer tokens\n" in compared(a, run)
+        assert cells_of(compared(a, run)) == [["1.50", "1.50", "2.25"]] * 3
+
+
+def test_two_seeds_are_no_difference_by_any_measure(tmp_path):
+    """However far apart they are, and with no rows that tell of chance."""
+    runs = [make_run(tmp_path / str(s), 1 + s / 4, {}, seed=s) for s in range(2)]
+    less = ["no difference (1.25)", "no difference (1.25)", "no difference (1.56)"]
+    assert cells_of(compared(*runs)) == [less] * 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00", b"x" * 300])

@@ -296,21 +296,79 @@ def test_where_no_two_validations_meet_the_figures_lie_between_two(tmp_path):
     assert "warning: not all" in out
 
 
+CODE = dict(commit="a" * 40, changed=False, files={"model.py": "1" * 64})
+
+
 def test_what_a_difference_is_worth(tmp_path):
     def advice(*runs) -> str:
         return report.compared([str(run) for run in runs]).splitlines()[-2]
 
-    same = dict(starts=[start(100.0, eval_tokens=1000)])
+    same = dict(starts=[start(100.0, eval_tokens=1000, code=CODE)])
     a = make_run(tmp_path / "a", ten_steps(), **same)
     seed = make_run(tmp_path / "b", ten_steps(2.1), seed=1, **same)
     data = make_run(tmp_path / "c", ten_steps(), data_fingerprint="f", **same)
     brief = make_run(tmp_path / "d", ten_steps(), starts=[start(100.0, eval_tokens=10)])
     shape = make_run(tmp_path / "e", ten_steps(), n_layer=3, **same)
+    equal = make_run(tmp_path / "f", ten_steps(2.1), **same)
     assert "noise" in advice(a, seed) and "seeds" in advice(a, shape)
+    assert "no difference" in advice(a, equal) and "rounding" in advice(a, equal)
     assert "data differ" in advice(a, data) and "eval_tokens differ" in advice(a, brief)
     mixed = [*same["starts"], start(110.0, eval_tokens=10)]
     mixed = [make_run(tmp_path / name, ten_steps(), starts=mixed) for name in "gh"]
     assert "eval_tokens differ" in advice(*mixed)
+
+
+def test_runs_whose_code_differs_are_no_two_seeds(tmp_path):
+    def made(name: str, *codes, seed=0) -> Path:
+        starts = [start(100.0 + 5 * i, code=code) for i, code in enumerate(codes)]
+        return make_run(tmp_path / name, ten_steps(), starts=starts, seed=seed)
+
+    def said(a: Path, b: Path) -> str:
+        text = report.compared([str(a), str(b)])
+        assert "no difference" not in text
+        return next(line for line in text.splitlines() if line.startswith("code"))
+
+    edited = CODE | dict(changed=True, files={"model.py": "2" * 64})
+    later = CODE | dict(commit="b" * 40, files={"model.py": "2" * 64})
+    a = made("a", CODE)
+    b = made("b", edited, seed=1)
+    c = made("c", later)
+    assert said(a, b) == f"code of {b}: model.py differs ({b}/code.diff) from that of {a}"
+    assert f"git diff {'a' * 12} {'b' * 12} -- model.py" in said(a, c)
+    on = made("d", CODE, later, CODE)
+    assert said(a, on).startswith(f"code: while {on} trained, model.py differs")
+    assert said(a, made("e", None)) == f"code: that of {tmp_path / 'e'} is not known"
+
+
+def test_flops_and_time_are_compared_where_they_can_be(tmp_path):
+    """The first step of a process compiles: it counts as one of the others."""
+
+    def made(name: str, step_s: float, **facts) -> Path:
+        records = [r | dict(step_s=step_s) if "loss" in r else r for r in ten_steps()]
+        records[1]["step_s"] = 500.0
+        records[8]["step_s"] = 300.0  # after a resume
+        starts = [start(100.0, code=CODE, **facts), start(113.0, code=CODE, **facts)]
+        return make_run(tmp_path / name, records, starts=starts)
+
+    def cells(a: Path, b: Path) -> list[str]:
+        lines = report.compared([str(a), str(b)]).splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("loss of both"))
+        return re.split("  +", lines[at + 1])[1:]
+
+    a = made("a", 2.0, flops_per_token=100)
+    assert cells(a, made("b", 2.0, flops_per_token=100)) == ["no difference (1.00)"] * 3
+    wide = make_run(
+        tmp_path / "wide",
+        ten_steps(),
+        starts=[start(100.0, code=CODE, flops_per_token=125)],
+        mlp_hidden=9,
+    )
+    assert cells(a, wide) == ["1.00", "0.80", "1.00"]
+    slow = made("slow", 4.0, flops_per_token=100, recompute=True)
+    assert cells(a, slow) == ["1.00", "1.00", "0.50"]
+    assert "recompute: None, True" in report.compared([str(a), str(slow)])
+    other = made("other", 2.0, device="another")
+    assert cells(a, other)[1:] == ["n/a: not recorded", "n/a: not on one device"]
 
 
 def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
