@@ -1,11 +1,12 @@
 """Did your change of the real files help? `python course/labs/judge.py 1 [--seeds 3] [--steps 300]`
 
-It takes two copies of the project: the last commit (or --base REVISION), and the files as they are
-now. Both train a small `tiny` (2 layers, 300 steps of 2,048 tokens) with each seed, on the same
-rows in the same order, and are scored on the same held-out text in bits per byte. The verdict is
-about the difference: a change that does nothing, but draws other random numbers, is called a help
-or a harm in 5% of cases. For lab 5 each copy prepares its own text, with one tokenizer, and both
-are scored on the held-out text of the last commit.
+The last commit (or --base REVISION) and your files, which you should not edit meanwhile, both train
+a small `tiny` (2 layers, 300 steps of 2,048 tokens) with each seed, on the same rows in the same
+order, and are scored on the same held-out text in bits per byte. The verdict is about the
+difference: a change that does nothing, but draws other random numbers, is called a help or a harm
+in 5% of cases. Beside it stands what `eval.py compare` says: how many times fewer tokens, FLOPs and
+seconds your files need. For lab 5 each prepares its own text, with one tokenizer, and both are
+scored on the held-out text of the last commit.
 
 Takes about five minutes on two cores. Exit codes: 0 it helped, 1 it did not, 2 nothing to judge.
 """
@@ -24,11 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from instruments.pages import multiplier
+from instruments.pages.records import RunFolder
+from machinery import code
+
 DATA = "--tokens 3M --vocab_size 1024 --row_len 257 --val_fraction 0.03"
 TRAIN = (
     "--vocab_size 1024 --seq_len 256 --n_layer 2 --n_embd 128 --n_head 2 --n_kv_head 2 "
     "--head_dim 64 --mlp_hidden 512 --no_compile --device cpu --dtype fp32 "
-    "--eval_every 0 --log_every 0 --save_minutes 0"
+    "--eval_tokens 20480 --log_every 0 --save_minutes 0"
 )
 LABS = {1: "a gate", 2: "a norm", 3: "a window", 4: "an optimizer", 5: "a data source"}
 # The mean of n differences lies within this many standard errors of the true one in 95% of cases:
@@ -55,25 +61,15 @@ def verdict(before: list[float], after: list[float]) -> Verdict:
     return Verdict(mean, error, word)
 
 
-def git(*words: str) -> bytes:
-    return subprocess.run(["git", "-C", ROOT, *words], check=True, capture_output=True).stdout
+def git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def copy_of(revision: str | None, folder: Path) -> Path:
-    """A copy of a commit's files, or of the files as they are now (those that git knows or would
-    add)."""
-    folder.mkdir()
-    if revision:
-        command = ["tar", "-x", "-C", folder]
-        subprocess.run(command, input=git("archive", revision), check=True)
-        return folder
-    listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode()
-    for name in filter(None, listed.split("\0")):
-        source = ROOT / name
-        if source.is_file():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
+def clone_of(revision: str, folder: Path) -> Path:
+    """The files of a commit; a run there knows that commit."""
+    git("clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(folder))
+    git("-C", str(folder), "checkout", "--quiet", "--detach", git("rev-parse", revision).strip())
     return folder
 
 
@@ -93,27 +89,31 @@ def prepared(tree: Path, data: Path, options: list[str]) -> Path:
 
 
 def train(tree: Path, data: Path, folder: Path, seed: int, steps: int) -> None:
-    options = [*shlex.split(TRAIN), "--steps", steps, "--seed", seed]
+    often = max(1, steps // 8)
+    options = [*shlex.split(TRAIN), "--steps", steps, "--seed", seed, "--eval_every", often]
     run(tree, "train.py", "tiny", *options, "--data_dir", data, "--run_dir", folder)
 
 
-def score(base: Path, data: Path, folder: Path, lab: int) -> tuple[float, float]:
-    """-> bits per byte of the held-out text, seconds a step."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (bpb,) = [r["full_val_bpb"] for r in records if "full_val_bpb" in r]
-    if lab == 5:  # on the base's text
-        run(base, "eval.py", "loss", folder, "--data_dir", data, "--device", "cpu")
-        bpb = json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])["val_bpb"]
-    return bpb, statistics.median(r["step_s"] for r in records if "step_s" in r)
+def score(base: Path, data: Path, folder: Path, lab: int) -> float:
+    """-> bits per byte of the held-out text."""
+    if lab != 5:
+        return RunFolder(folder).whole_validation.full_val_bpb
+    run(base, "eval.py", "loss", folder, "--data_dir", data, "--device", "cpu")  # the base's text
+    return json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])["val_bpb"]
 
 
-def judge(lab: int, base: str, seeds: int, steps: int, at_once: int) -> Verdict:
+def times_less(before: RunFolder, after: RunFolder) -> str:
+    """How many times less `after` needs than `before`, in tokens, FLOPs and time."""
+    end = before.validations[-1].tokens
+    measures = multiplier.MEASURES
+    return "".join(f"{multiplier.times_less(m, before, after, end):>8.2f}" for m in measures)
+
+
+def judge(lab: int, base: str, seeds: int, steps: int, at_once: int) -> Verdict | None:
+    """None if the files were edited while the runs were made."""
     with tempfile.TemporaryDirectory(prefix="lab") as name:
         folder = Path(name)
-        trees = {
-            "before": copy_of(base, folder / "before"),
-            "after": copy_of(None, folder / "after"),
-        }
+        trees = {"before": clone_of(base, folder / "base"), "after": ROOT}
         data = dict.fromkeys(trees, prepared(trees["before"], folder / "data", shlex.split(DATA)))
         if lab == 5:
             options = [*shlex.split(DATA), "--tokenizer", folder / "data" / "tokenizer.json"]
@@ -127,19 +127,23 @@ def judge(lab: int, base: str, seeds: int, steps: int, at_once: int) -> Verdict:
             ]
             for job in made:
                 job.result()
-        results = {s: [] for s in trees}
-        for side, seed in jobs:
-            found = score(trees["before"], data["before"], folder / f"{side}{seed}", lab)
-            results[side].append(found)
         print(f"{2 * seeds} runs of {steps} steps in {time.monotonic() - began:.0f} s")
-    before, after = ([bpb for bpb, _ in results[side]] for side in ("before", "after"))
-    print("seed  before   after    difference, bits per byte")
-    for seed, (a, b) in enumerate(zip(before, after)):
-        print(f"{seed:4}  {a:.4f}   {b:.4f}   {b - a:+.4f}")
+        places = {s: [folder / f"{s}{seed}" for seed in range(seeds)] for s in trees}
+        runs = {s: [*map(RunFolder, places[s])] for s in trees}
+        if any(run.codes != runs["after"][0].codes for run in runs["after"]):
+            print("a file was edited while the runs were made; once more")
+            return None
+        codes = [runs[s][0].codes[-1] for s in trees]
+        print(code.difference(*codes, ()) or "no file that computes differs")
+        scored = lambda place: score(trees["before"], data["before"], place, lab)
+        before, after = ([*map(scored, places[s])] for s in trees)
+        less = "" if lab == 5 else "  times less: tokens, FLOPs, time"
+        print(f"seed  before   after    difference, bits per byte{less}")
+        for seed, (a, b) in enumerate(zip(before, after)):
+            factors = "" if lab == 5 else times_less(runs["before"][seed], runs["after"][seed])
+            print(f"{seed:4}  {a:.4f}   {b:.4f}   {b - a:+.4f}                 {factors}")
     found = verdict(before, after)
     print(f"mean difference {found.mean:+.4f}, 95% interval +-{found.error:.4f}")
-    slower = [statistics.median(s for _, s in results[side]) for side in ("before", "after")]
-    print(f"a step takes {slower[0]:.3f} s before, {slower[1]:.3f} s after")
     say = {
         "helped": "it helped: fewer bits, and more than the seeds can explain",
         "harmed": "it harmed: more bits, and more than the seeds can explain",
@@ -157,12 +161,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--at_once", type=int, default=2, help="runs side by side, a core each")
     options = parser.parse_args()
-    changed = git("diff", "--stat", options.base, "--", "*.py", ":!course", ":!tests").decode()
+    changed = git("diff", "--stat", options.base, "--", "*.py", ":!course", ":!tests")
     if not changed:
         print(f"the files equal {options.base}: change something first, see lab{options.lab}.md")
         return 2
     print(changed, end="")
-    return int(judge(**vars(options)).word != "helped")
+    found = judge(**vars(options))
+    return int(found.word != "helped") if found else 2
 
 
 if __name__ == "__main__":
