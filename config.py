@@ -192,6 +192,8 @@ class TrainConfig:
     """Optimizer steps; 0: as many as `tokens` takes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
+    minutes: Annotated[float, 0, 1e7] = 0.0
+    """Minutes of training, instead of steps and tokens, which it overrides; 0: these decide."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
 
@@ -241,6 +243,16 @@ class TrainConfig:
         check_values(self)
         if any(self.decay_mixture) and not self.decay:
             raise UsageError("--decay_mixture has no effect with --decay 0")
+        if self.minutes:
+            if self.schedule != "wsd" or self.decay > 0.9 or any(self.decay_mixture):
+                raise UsageError(
+                    f"--minutes {self.minutes:g} needs --schedule wsd, --decay 0.9 or less and no "
+                    f"--decay_mixture (here: {self.schedule}, {self.decay:g}, "
+                    f"{' '.join(self.decay_mixture) or 'none'}): the number of steps is not known "
+                    "before the learning rate falls"
+                )
+            object.__setattr__(self, "steps", 0)
+            object.__setattr__(self, "tokens", "")
 
 
 @dataclass(frozen=True)

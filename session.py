@@ -24,7 +24,7 @@ import optim
 from machinery import build, checkpoint, cli, folders, ranks, shards, trained
 from machinery.formats import Trainer
 from machinery.log import Log, is_done
-from machinery.plan import Plan, make_plan
+from machinery.plan import Plan, make_plan, with_steps
 
 
 @dataclass
@@ -41,18 +41,21 @@ class Progress:
     resumed_at: int = 0
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
+    timed_s: float = 0.0  # of training, and in how many steps: not the first one of a process
+    timed_steps: int = 0
     started_at: float = field(default_factory=time.monotonic)
     # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run
     save_now: bool = False  # by the first rank's clock, a checkpoint is due
+    mean_s: float = 0.0  # of a timed step, by that clock
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """The parts of a run, built and ready to use."""
 
     preset: cfg.Preset  # filled in from the data and the plan
-    plan: Plan
+    plan: Plan  # with --minutes, train.fit_to_minutes replaces it
     world: ranks.World
     manifest: shards.Manifest
     log: Log
@@ -107,6 +110,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
         trainer = build.load(checkpoints, model, optimizers, preset, manifest, foreign)
         if trainer:
             plan = resume(trainer, preset, plan, log, progress)
+            checkpoints.keep_step = plan.keep_step
         if progress.step >= plan.steps and world.team.on_first(lambda: is_done(log.run_dir)):
             log.print(
                 f"{log.run_dir} is finished ({progress.step:,} steps); python eval.py sample "
@@ -184,11 +188,16 @@ def find_report() -> ModuleType | None:
 
 
 def resume(trainer: Trainer, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
-    """Restore the progress from a checkpoint; returns the plan with its micro-batch."""
+    """Restore the progress from a checkpoint; returns the plan with its micro-batch, and with
+    --minutes its steps."""
     progress.step = progress.resumed_at = progress.saved_step = trainer.step
     progress.skipped = trainer.skipped
     progress.scale = trainer.fp16_scale
     progress.good_steps = trainer.fp16_good_steps
+    progress.timed_s = trainer.timed_s
+    progress.timed_steps = trainer.timed_steps
+    if preset.train.minutes:
+        plan = with_steps(plan, trainer.steps, preset.train.decay)
     if trainer.eval_tokens == preset.run.eval_tokens:  # else its score is of other rows
         progress.best_bpb = trainer.best_bpb
     if plan.auto_micro_batch and trainer.world_size == plan.world_size:

@@ -37,6 +37,7 @@ from machinery import checkpoint, cli, folders, formats
 from machinery import log as logs
 from machinery.errors import NonFiniteError
 from machinery.log import write_report
+from machinery.plan import with_steps
 from session import Run
 
 
@@ -106,8 +107,9 @@ def take_steps(run: Run) -> Iterator[Step]:
     is_fp16 = world.dtype == torch.float16
     progress.saved_at = time.monotonic()
     run.meter.start()
-    while progress.step < plan.steps and not progress.stop:
-        lr = optim.set_schedule(run.optimizers, progress.step, plan.steps, config)
+    # fit_to_minutes may replace run.plan: by one that differs in when the decay begins and ends
+    while progress.step < run.plan.steps and not progress.stop:
+        lr = optim.set_schedule(run.optimizers, progress.step, run.plan.steps, config)
         scale = progress.scale if is_fp16 else 1.0
         sums = defaultdict(float)
         for _ in range(plan.grad_accum):
@@ -161,30 +163,50 @@ def take_steps(run: Run) -> Iterator[Step]:
         run.model.zero_grad(set_to_none=True)
         del gradients  # else they stay in memory beside the next ones
         progress.step += 1
+        fit_to_minutes(run)
         yield step
 
 
 def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> tuple[dict[str, float], float]:
     """The sums of a step over the ranks, by name, and `norm`, which is the same on all of them
-    already, as numbers. It sets progress.stop (the signal that a rank has received, or 0) and
-    progress.save_now (whether the first rank is to save). One all-reduce, one copy to the host."""
+    already, as numbers. It sets progress.stop (the signal that a rank has received, or 0),
+    progress.save_now (whether the first rank is to save) and progress.mean_s (the first rank's mean
+    seconds of a step). One all-reduce, one copy to the host."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
     save_now = save_now or run.checkpoints.error is not None  # so that all ranks raise it
+    mean_s = progress.timed_s / max(progress.timed_steps, 1)
     flags = [run.signals.received == s for s in run.signals.STOP]
-    flags.append(run.world.is_first and save_now)
+    flags += [run.world.is_first and x for x in (save_now, mean_s)]
     zero = torch.zeros_like(norm)  # adding a flag to it takes no blocking copy to the device
     total = torch.stack([zero + x for x in (*sums.values(), *flags)])
     if dist.is_initialized():
         with record_function("communication"):
             dist.all_reduce(total)
     *numbers, norm = torch.cat([total, norm[None]]).tolist()
-    flags = numbers[len(sums) :]
+    *flags, save_now, progress.mean_s = numbers[len(sums) :]
     asked = [s for s, flag in zip(run.signals.STOP, flags) if flag]
     progress.stop = asked[0] if asked else 0
-    progress.save_now = flags[-1] > 0
+    progress.save_now = save_now > 0
     return dict(zip(sums, numbers)), norm  # by name; the flags, at the end, have none
+
+
+def fit_to_minutes(run: Run) -> None:
+    """With --minutes: plan as many steps as fit, by the speed so far, until the learning rate
+    begins to fall. Nothing has depended on their number before; from there on it is fixed."""
+    progress, plan, config = run.progress, run.plan, run.preset.train
+    step = progress.step
+    if not config.minutes or step > plan.keep_step or progress.timed_steps < 3:
+        return
+    fitting = round(60 * config.minutes / progress.mean_s)
+    run.plan = plan = with_steps(plan, fitting, config.decay, step)
+    if plan.keep_step == step:
+        run.checkpoints.keep_step = step
+        run.log.print(
+            f"step {step:,}: the number of steps is fixed from here on: {plan.steps:,}, which take "
+            f"{logs.duration(plan.steps * progress.mean_s)} of training"
+        )
 
 
 def log_step(run: Run, step: Step) -> None:
@@ -192,6 +214,9 @@ def log_step(run: Run, step: Step) -> None:
     plan, options, log = run.plan, run.preset.run, run.log
     wait_s = run.loader.pop_wait_s()
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
+    if step.number > run.progress.resumed_at + 1:  # the first step of a process compiles
+        run.progress.timed_s += step_s
+        run.progress.timed_steps += 1
     tokens = step.number * plan.tokens_per_step
     if step.bad:
         skip_or_raise(run, step)
@@ -320,6 +345,9 @@ def save(run: Run, wait: bool = False) -> None:
         skipped=progress.skipped,
         fp16_scale=progress.scale,
         fp16_good_steps=progress.good_steps,
+        steps=plan.steps,
+        timed_s=progress.timed_s,
+        timed_steps=progress.timed_steps,
         micro_batch=plan.micro_batch,
         tokens=step * plan.tokens_per_step,  # for human readers: `step` determines it
         identity=folders.identity(preset, run.manifest),

@@ -430,6 +430,12 @@ class Trainer(Origin):
     """The loss scale of fp16."""
     fp16_good_steps: Whole = 0
     """Steps without overflow since it changed."""
+    steps: Whole = 0
+    """Of the whole run. With --minutes, until the learning rate falls: by the speed so far; 10^15
+    if that is not known yet."""
+    timed_s: Number = 0.0
+    """Seconds of training, and in how many steps: the first one of a process does not count."""
+    timed_steps: Whole = 0
 
 
 @record

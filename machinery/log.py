@@ -25,6 +25,7 @@ from machinery import cli, code, disk, formats
 from machinery.errors import DataError, reason_of
 from machinery.formats import Stamp, Start, StartLine, Status, StepLine
 from machinery.output import json_of, public, say
+from machinery.plan import UNKNOWN
 
 WANDB_S = 30.0  # how long to wait for its server
 SPEED = re.compile("^(time|watch|tflops|mfu|tokens_per)|_m?s$")  # wandb's speed panel
@@ -179,6 +180,8 @@ def write_report(run, sample: bool = False) -> str:
 def time_left_s(run, step: int) -> float:
     """Seconds from `step` to the end of a run, with its validations and its last save."""
     every, plan = run.preset.run.eval_every, run.plan
+    if plan.steps == UNKNOWN:
+        return 60 * run.preset.train.minutes
     evals = math.ceil(plan.steps / every) - step // every if every else 1
     tokens_left = (plan.steps - step) * plan.tokens_per_step
     return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
@@ -190,9 +193,10 @@ def step_line(r: StepLine, steps: int, left_s: float, more: dict[str, float]) ->
         used = f"mfu n/a, {r.tflops_full:.2f}/{r.tflops_causal:.2f} TFLOP/s full/causal"
     else:
         used = f"mfu {r.mfu_full:.1%} full {r.mfu_causal:.1%} causal"
+    of = f"{steps:,}" if steps < UNKNOWN else "?"
     others = "".join(f" | {name} {value:g}" for name, value in more.items())
     return (
-        f"step {r.step:,}/{steps:,} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
+        f"step {r.step:,}/{of} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
         f"|g| {r.norm:.3f} | {r.dt_ms:.0f} ms | {short(r.tokens_per_s)} tok/s | {used} | "
         f"data {r.data_wait_ms:.1f} ms | {duration(left_s)} left{others}"
     )

@@ -22,6 +22,7 @@ from model import GPT
 
 MICRO_BATCH_TOKENS = {"cuda": 131_072, "mps": 8_192, "cpu": 8_192}  # limits for --micro_batch 0
 USABLE = 0.92  # of a GPU's memory; the rest is for fragmentation and the buffers of NCCL and cuDNN
+UNKNOWN = cfg.LARGEST  # steps of a run of --minutes whose speed is not known yet
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,15 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     return replace(plan, text=table(plan, preset, meta, params, memory))
 
 
+def with_steps(plan: Plan, steps: int, decay: float, step: int = 0) -> Plan:
+    """The plan of a run of --minutes with so many steps, or with the fewest more whose learning
+    rate does not fall before `step`."""
+    while optim.decay_begins(steps, decay) < step:
+        steps += 1
+    begins = optim.decay_begins(steps, decay)
+    return replace(plan, steps=steps, decay_begins=begins, keep_step=begins)
+
+
 def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
     optimizer: what each layer keeps for backward, and the logits.
@@ -142,10 +152,17 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     rows = plan.micro_batch
     tokens = plan.steps * plan.tokens_per_step
     spare = plan.grad_accum * rows * W - plan.rows_per_step
+    size = f"{plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens"
+    token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
+    disk = f"{tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
+    if plan.steps == UNKNOWN:
+        size = f"as many steps of {plan.tokens_per_step:,} tokens as fit into {config.minutes:g} "
+        size += "minutes"
+        disk = "at least "
+        every = 0
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     # the newest, the best, the one before the decay, one being written, those of --keep_every
     saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
-    token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
     lines = [
@@ -154,12 +171,11 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {meta.flops_per_token():,} per token in the full convention, "
         f"{meta.flops_per_token(causal=True):,} in the causal one",
-        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
+        f"run       {size}",
         f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{filled}{rates}",
         f"memory    {memory}",
-        f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-        f"{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
+        f"disk      {disk}{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
     if W == 1 and preset.run.parallel != "auto":
         lines.append(f"warning: --parallel {preset.run.parallel} has no effect on one rank")
@@ -174,6 +190,8 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """--steps, or what --tokens needs, or 10.5 tokens per weight of the blocks and the head."""
+    if config.minutes:
+        return UNKNOWN
     tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     return config.steps or math.ceil(tokens / config.tokens_per_step)
 
