@@ -107,7 +107,7 @@ def take_steps(run: Run) -> Iterator[Step]:
     is_fp16 = world.dtype == torch.float16
     progress.saved_at = time.monotonic()
     run.meter.start()
-    # fit_to_minutes may replace run.plan: by one that differs in when the decay begins and ends
+    # run.plan, as fit_to_minutes may change when the decay begins and ends
     while progress.step < run.plan.steps and not progress.stop:
         lr = optim.set_schedule(run.optimizers, progress.step, run.plan.steps, config)
         scale = progress.scale if is_fp16 else 1.0
@@ -193,8 +193,9 @@ def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> tuple[dict[str, fl
 
 
 def fit_to_minutes(run: Run) -> None:
-    """With --minutes: plan as many steps as fit, by the speed so far, until the learning rate
-    begins to fall. Nothing has depended on their number before; from there on it is fixed."""
+    """With --minutes: plan as many steps as fit, by the speed so far (of three steps or more),
+    until the learning rate begins to fall. Nothing has depended on their number before; from there
+    on it is fixed."""
     progress, plan, config = run.progress, run.plan, run.preset.train
     step = progress.step
     if not config.minutes or step > plan.keep_step or progress.timed_steps < 3:

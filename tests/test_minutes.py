@@ -56,9 +56,9 @@ def planned(small_data, once):
 def test_the_run_is_that_of_as_many_steps(planned, small_data, tmp_path):
     """To the last bit; what is printed before the number is known has no false one."""
     run_dir = tmp_path / "run"
-    text = fork(small_data, run_dir, *MINUTES)
+    text = fork(small_data, run_dir, *MINUTES, "--keep", 1)
     assert "run       as many steps of 512 tokens as fit into 0.08 minutes\n" in text
-    assert "disk      at least 5 checkpoints" in text and " epochs" not in text
+    assert "disk      at least 4 checkpoints" in text and " epochs" not in text
     assert "\nstep 1/? | " in text and " | 5s left\n" in text
     assert "\nstep 5/24 | " in text and text.count("/?") == 4
     assert text.count("step 8: the number of steps is fixed from here on: 24, which take 5s") == 1
@@ -92,8 +92,9 @@ def test_killed_before_or_after_the_number_is_fixed(planned, small_data, tmp_pat
         fork(small_data, run_dir, *MINUTES, code=143, spoil=spoil)
         assert status(run_dir)["step"] == step + 1
     assert trainer(run_dir, 12)["steps"] == 24
-    text = fork(small_data, run_dir, *MINUTES, spoil=[("steps_take", 1.0, 9.0)])
+    text = fork(small_data, run_dir, *MINUTES, "--keep", 1, spoil=[("steps_take", 1.0, 9.0)])
     assert "fixed" not in text and "/?" not in text
+    assert checkpoints(run_dir) == [8, 12, 24]  # the decay, what was resumed, the end
     assert losses(run_dir) == losses(planned)
     assert_same_state(planned, run_dir, 24)
 
