@@ -237,9 +237,7 @@ def page(config: LadderConfig, jobs: list[Rung], rows: list[dict]) -> str:
     for job in jobs:
         key = (job.depth, job.name == config.name, job.seed)
         found.setdefault(key, []).append(row_of(job, rows))
-    header = ["size", "tokens", "bits per byte before", "and after"]
-    for name in MEASURES:
-        header += [f"{name}, times less", "luck"]
+    header = ["size", "trained on", "bits per byte before", f"of {config.name}", *MEASURES]
     cells = []
     by_measure = {name: [] for name in MEASURES}
     for depth in sorted(config.depths):
@@ -249,10 +247,15 @@ def page(config: LadderConfig, jobs: list[Rung], rows: list[dict]) -> str:
         for name in MEASURES:
             size = measure(name, *versions)
             by_measure[name].append(size)
-            line += [", ".join(map(told, size.factors)), told(size.luck)]
+            line.append(f"{', '.join(map(told, size.factors))} ({told(size.luck)})")
         cells.append(line)
     minutes = sum(row["minutes"] for rows in found.values() for row in rows)
-    lines = [runs.table(header, cells), f"{len(jobs)} runs, {minutes:.0f} minutes of a run"]
+    lines = [
+        runs.table(header, cells),
+        f"tokens, FLOPs, seconds: how many times less {config.name} needs, with each seed (luck: "
+        "the largest factor between two seeds of one version)",
+        f"{len(jobs)} runs, which took {minutes:.0f} minutes in all",
+    ]
     lines += [f"by {name}: {verdict(sizes[-2:])}" for name, sizes in by_measure.items()]
     return "\n".join(lines)
 
