@@ -63,37 +63,9 @@ def meet(
     return reached(higher, a), reached(higher, b)
 
 
-def bootstrap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Rows of the same text, (rows, classes, 4) -> (DRAWS,): by how much the difference in bits per
-    byte, theirs - ours, changes when the rows are resampled."""
-    begin = np.arange(0, len(ours), BLOCK)
-    a, b = (np.add.reduceat(rows[..., 2:], begin).sum(1) for rows in (ours, theirs))  # (blocks, 2)
-    nats = b[:, 0] - a[:, 0]
-    size = a[:, 1]
-    drawn = np.random.default_rng(0).integers(len(begin), size=(DRAWS, len(begin)))
-    bits = lambda i: nats[i].sum(-1) / np.log(2) / np.maximum(size[i].sum(-1), 1)
-    return bits(drawn) - bits(np.arange(len(begin)))
-
-
 def curve_of(run: RunFolder) -> list[tuple[float, float]]:
     """(tokens, bits per byte) of its validations, but for that of the untrained model."""
     return [(line.tokens, line.val_bpb) for line in run.validations if line.tokens > 0]
-
-
-def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool) -> list[str]:
-    """How many times less `other` needs than `base`, in tokens, FLOPs and time, for the loss that
-    both have after `common` tokens, a half and a quarter of them. only_noise: only the seed
-    differs."""
-    noise, remark = noise_of(newest_rows(base), newest_rows(other))
-    begin = max(curve_of(run)[0][0] for run in (base, other))
-    rows = [("loss of both after", *MEASURES)]
-    for tokens in (common, common / 2, common / 4):
-        if tokens >= begin:
-            cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
-            rows.append((f"{short(tokens)} tokens", *cells))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return [f"how many times less {other.dir} needs than {base.dir}{remark}:", *lines]
 
 
 # What a run has needed up to a number of tokens.
@@ -102,6 +74,18 @@ MEASURES = {
     "FLOPs": lambda run, tokens: tokens * run.flops_per_token,
     "time": RunFolder.seconds_at,
 }
+
+
+def missing(measure: str, a: RunFolder, b: RunFolder) -> str:
+    """Why two runs cannot be compared by this measure; "" if they can."""
+    if measure == "FLOPs" and None in (a.flops_per_token, b.flops_per_token):
+        return "n/a: not recorded"
+    if measure == "time":
+        if len({*a.devices, *b.devices}) != 1:
+            return "n/a: not on one device"
+        if a.first_step > 1 or b.first_step > 1:
+            return "n/a: one begins later"
+    return ""
 
 
 def times_less(
@@ -116,16 +100,16 @@ def times_less(
     return needed[0] / needed[1] if needed[1] else math.inf
 
 
-def missing(measure: str, a: RunFolder, b: RunFolder) -> str:
-    """Why two runs cannot be compared by this measure; "" if they can."""
-    if measure == "FLOPs" and None in (a.flops_per_token, b.flops_per_token):
-        return "n/a: not recorded"
-    if measure == "time":
-        if len({*a.devices, *b.devices}) != 1:
-            return "n/a: not on one device"
-        if a.first_step > 1 or b.first_step > 1:
-            return "n/a: one begins later"
-    return ""
+def bootstrap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Rows of the same text, (rows, classes, 4) -> (DRAWS,): by how much the difference in bits per
+    byte, theirs - ours, changes when the rows are resampled."""
+    begin = np.arange(0, len(ours), BLOCK)
+    a, b = (np.add.reduceat(rows[..., 2:], begin).sum(1) for rows in (ours, theirs))  # (blocks, 2)
+    nats = b[:, 0] - a[:, 0]
+    size = a[:, 1]
+    drawn = np.random.default_rng(0).integers(len(begin), size=(DRAWS, len(begin)))
+    bits = lambda i: nats[i].sum(-1) / np.log(2) / np.maximum(size[i].sum(-1), 1)
+    return bits(drawn) - bits(np.arange(len(begin)))
 
 
 def noise_of(a: np.ndarray | None, b: np.ndarray | None) -> tuple[np.ndarray | None, str]:
@@ -155,3 +139,19 @@ def cell(
     between = f"({low:.2f} to {high:.2f})"
     same = only_noise or round(low, 2) <= 1 <= round(high, 2)
     return f"no difference {between}" if same else f"{times:.2f} {between}"
+
+
+def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool) -> list[str]:
+    """How many times less `other` needs than `base`, in tokens, FLOPs and time, for the loss that
+    both have after `common` tokens, a half and a quarter of them. only_noise: only the seed
+    differs."""
+    noise, remark = noise_of(newest_rows(base), newest_rows(other))
+    begin = max(curve_of(run)[0][0] for run in (base, other))
+    rows = [("loss of both after", *MEASURES)]
+    for tokens in (common, common / 2, common / 4):
+        if tokens >= begin:
+            cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
+            rows.append((f"{short(tokens)} tokens", *cells))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [f"how many times less {other.dir} needs than {base.dir}{remark}:", *lines]

@@ -153,9 +153,10 @@ def compared(folders: list[str]) -> str:
         )
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    differ, advice = differences(runs)
     for run in runs[1:]:
-        lines += ["", *multiplier.table_of(runs[0], run, common, advice.startswith(ONLY_NOISE))]
+        only_noise = differences([runs[0], run])[1].startswith(ONLY_NOISE)
+        lines += ["", *multiplier.table_of(runs[0], run, common, only_noise)]
+    differ, advice = differences(runs)
     lines += ["", *differ, advice]
     if between:
         lines.append(f"warning: not all have a validation at {short(common)}: read off between two")

@@ -241,6 +241,9 @@ def test_two_seeds_are_no_difference_by_any_measure(tmp_path):
     runs = [make_run(tmp_path / str(s), 1 + s / 4, {}, seed=s) for s in range(2)]
     less = ["no difference (1.25)", "no difference (1.25)", "no difference (1.56)"]
     assert cells_of(compared(*runs)) == [less] * 3
+    wide = make_run(tmp_path / "wide", 1.0, {}, mlp_hidden=9, seed=0)
+    out = compared(runs[0], wide, runs[1])  # one of three differs in more
+    assert out.count("no difference") == 9 and "only the seed" not in out
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00", b"x" * 300])
