@@ -268,7 +268,8 @@ lesson.save(fig, "32_evaluation")
 # "Near random" was said of 23.0%, which is 5.5 standard deviations *below* chance: something other
 # than guessing made it. Before you compare with chance, compare with a constant answer, and with
 # the same options in other places. And before you believe a tournament, let equal players play it:
-# of the spread of 39 points, about 30 would be there if all 46 checkpoints were the same.
+# of the spread of 39 points, about 30 (30 to 31 with four seeds) would be there if all 46
+# checkpoints were the same.
 #
 # ## Exercise
 # `exercises/ex32.py`: the bits per byte of a text, whatever its tokens, by which your trainer is

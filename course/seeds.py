@@ -1,22 +1,40 @@
-"""Are the claims of a lesson luck? `python course/seeds.py 7 [8 ...]`
+"""Are the claims and the numbers of a lesson luck? `python course/seeds.py 7 [8 ...]`
 
 Each lesson runs with three other seeds everywhere (10, 20, 30 more), its claims reporting instead
-of stopping; this prints those that did not hold. Exit codes: 0 all held, 1 some did not, 2 no such
-lesson.
+of stopping; this prints those that did not hold, and how the lesson's numbers in golden.json came
+out. `yours` and `train` mean the commands of golden.json that run these programs. With `--record`
+the lesson's own seeds are among them, and what was seen is written into golden.json. Exit codes: 0
+all claims held, 1 some did not, 2 no such lesson.
+
+golden.json has the numbers that pages and lessons state and that a seed, a machine or the text (the
+library of your Python) changes. For each run: the unit; a pattern for what the program prints; the
+places that state the number, with marks: <the number>, then <its spread>; and what was seen, from
+which a spread follows. Exact counts, sums on given numbers and times have no place there; nor have
+the bounds in claims, which each run checks.
 """
 
 import argparse
 import ast
+import json
 import os
+import platform
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
-COURSE = Path(__file__).resolve().parent
+from lesson import COURSE
+
+from machinery.log import cpu_name
+
+GOLDEN = COURSE / "golden.json"
 MORE = (10, 20, 30)
 REPORT = """import pathlib, lesson
-lesson.OUT = pathlib.Path.cwd()
+lesson.OUT = pathlib.Path(__file__).parent
 lesson.holds = lambda claim, text: print("holds:" if claim else "fails:", text)
 """
 
@@ -36,28 +54,76 @@ class Reseed(ast.NodeTransformer):
         return node
 
 
-def failed(path: Path, more: int) -> list[str]:
-    """Run a lesson with other seeds -> the claims that did not hold, or the error that ended it."""
-    tree = ast.fix_missing_locations(Reseed(more).visit(ast.parse(path.read_text())))
+def tried(run: str, more: int) -> tuple[list[str], str]:
+    """Run a lesson, or a command, with other seeds -> the claims that did not hold, or the error
+    that ended it; what it printed."""
+    words = shlex.split(run.format(seed=more))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, path.name).write_text(REPORT + ast.unparse(tree))
+        if len(words) == 1:
+            tree = Reseed(more).visit(ast.parse((COURSE / run).read_text()))
+            words[0] = Path(folder, Path(run).name)
+            words[0].write_text(REPORT + ast.unparse(ast.fix_missing_locations(tree)))
         env = os.environ | {"PYTHONPATH": str(COURSE), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, path.name]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        tools = dict(cwd=COURSE.parent, env=env, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *words], **tools)
     claims = [line for line in done.stdout.splitlines() if line.startswith("fails: ")]
-    return claims + done.stderr.splitlines()[-1:] * (done.returncode != 0)
+    return claims + done.stderr.splitlines()[-1:] * (done.returncode != 0), done.stdout
+
+
+def golden() -> dict[str, list[dict]]:
+    """The numbers of each run."""
+    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def printed(number: dict, output: str) -> float | None:
+    found = re.search(number["printed"], output, re.MULTILINE)
+    return float(found[1].replace(",", "")) if found else None
+
+
+def spread(number: dict) -> tuple[float, float]:
+    values = [one["value"] for one in number["seen"]]
+    return min(values), max(values)
+
+
+def record(run: str, more: int, output: str) -> None:
+    """Add what was seen, in the place of what the same seed gave here before."""
+    known = golden()
+    here = dict(seed=more, machine=f"{cpu_name()}, 1 thread", torch=version("torch"))
+    here["python"] = platform.python_version()
+    for number in known.get(run, []):
+        seen = [one for one in number["seen"] if not here.items() <= one.items()]
+        new = here | dict(date=f"{date.today()}", value=printed(number, output))
+        if new["value"] is not None:
+            number["seen"] = sorted([*seen, new], key=lambda one: one["seed"])
+    text = json.dumps(known, indent=1, ensure_ascii=False)
+    on_a_line = lambda one: " ".join(one[0].split())
+    text = re.sub(r'\{\s+"seed"[^}]*\}', on_a_line, text)
+    GOLDEN.write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> int:
-    known = {int(path.stem[:2]): path for path in sorted(COURSE.glob("[0-9][0-9]_*.py"))}
+    lessons = sorted(COURSE.glob("[0-9][0-9]_*.py"))
+    known = {f"{int(path.stem[:2])}": [path.name] for path in lessons}
+    for name in ("yours", "train"):
+        known[name] = [run for run in golden() if f"{name}.py " in run]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("lessons", type=int, nargs="+", choices=known, metavar="LESSON")
+    parser.add_argument("lessons", nargs="+", choices=known, metavar="LESSON")
+    parser.add_argument("--record", action="store_true", help="into golden.json")
+    args = parser.parse_args()
     some_failed = False
-    for number in parser.parse_args().lessons:
-        for more in MORE:
-            said = failed(known[number], more)
-            print(f"lesson {number}, seeds + {more}: {'; '.join(said) or 'all held'}", flush=True)
+    for run in (run for lesson in args.lessons for run in known[lesson]):
+        for more in (0, *MORE) if args.record else MORE:
+            said, output = tried(run, more)
+            print(f"{run}, seeds + {more}: {'; '.join(said) or 'all held'}", flush=True)
             some_failed |= bool(said)
+            for number in golden().get(run, []):
+                low, high = spread(number)
+                value = printed(number, output)
+                inside = value is not None and low <= value <= high
+                place = "inside" if inside else "OUTSIDE"
+                print(f"  {number['said'][0]}: {value}, {place} {low:g} to {high:g}", flush=True)
+            if args.record:
+                record(run, more, output)
     return int(some_failed)
 
 
