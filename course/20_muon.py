@@ -229,6 +229,9 @@ little = abs(swap).max() < 0.5 * gain.mean()
 lesson.holds(little, "Muon for the embedding too changes less than half of that")
 
 # %% [markdown]
+# In the mean of three seeds Muon comes to 2.187 nats (2.147 to 2.228 with three sets of seeds),
+# Adam to 2.394 (2.330 to 2.426).
+#
 # ## Why not for tables
 # The bound "no input of length 1 may move the output by more than 1" is about inputs that mix all
 # directions. A table's input is one token: it picks one row, and no other row matters. With 256

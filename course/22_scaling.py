@@ -250,7 +250,7 @@ lesson.save(fig, "22_scaling")
 # The smallest models are the cheapest and the most misleading. Take the byte models of widths 16,
 # 24, 32, 40, 48 and 64 instead: the one of width 16 takes 24 steps, has hardly begun, and lies high
 # above the others' line. The curve bends to meet it, and the law promises 1.97 to 2.08 nats for
-# width 96, with 90% confidence. It gets 1.95 (1.94 to 1.95 with three other seeds).
+# width 96, with 90% confidence. It gets 1.95 (1.94 to 1.95 with four seeds).
 #
 # `benchmarks/scaling.py` fits a law over sizes and tokens to sixteen runs of this project's models.
 # An interval made of residuals, as above, held two of seven runs that were left out. One made of
