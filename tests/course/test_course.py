@@ -181,10 +181,11 @@ def test_a_lesson_runs_through(path):
     assert len(re.findall(r"^holds: ", done.stdout, re.MULTILINE)) >= 3
     assert re.search(r"\n  +\S.*\n  +\S", done.stdout), "no table"
     assert figure.stat().st_size < 120_000
-    for number in seeds.golden().get(path.name, []):  # another machine is another draw
+    for number in seeds.golden().get(path.name, []):
         low, high = seeds.spread(number)
         value = seeds.printed(number, done.stdout)
-        near = 2 * low - high <= value <= 2 * high - low  # after four draws, 94% of draws are
+        far = 3 * (high - low)  # another machine is another draw, and few were seen
+        near = low - far <= value <= high + far
         assert near, f"{number['said'][0]}: here {value:g}, seen {low:g} to {high:g}"
 
 
