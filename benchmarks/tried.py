@@ -8,6 +8,7 @@ Initial values and rates (not betas) are nanochat's, at 92d63d4, if it has the i
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model
 import optim
-from machinery import cli
+from machinery import cli, code
 
 GATE_CHANNELS = 24  # what a gate looks at
 # Adam moves a weight by the rate, 0.005: a factor that is 100 times its weight, by 0.5.
@@ -174,6 +175,16 @@ def main(argv: list[str]) -> int:
             f"{' '.join(argv[:2])!r}: give {', '.join(known)}; then train or eval"
         )
     try_out(argv[0])
+    known_code = code.of_process
+
+    def with_idea():
+        """A run with another idea is one of other code."""
+        found, edits = known_code()
+        file = "benchmarks/tried.py"
+        idea = {f"{argv[0]} of {file}": found.files[file]}
+        return replace(found, files=found.files | idea), edits
+
+    code.of_process = with_idea
     return importlib.import_module(argv[1]).main(argv[2:])
 
 

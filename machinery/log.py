@@ -265,7 +265,8 @@ def device_name(world) -> str:
     """The GPU; or the processor, with the threads that torch takes."""
     if world.device.type != "cpu":
         return world.device_name
-    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+    n = torch.get_num_threads()
+    return f"{cpu_name()}, {n} thread{'s' * (n > 1)}"
 
 
 def cpu_name() -> str:
