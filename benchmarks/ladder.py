@@ -16,7 +16,7 @@ factor than any between two seeds of one version, which is luck; it harms if it 
 same way. Anything else counts as no difference.
 
 On two CPU cores the default takes an evening. On a GPU the presets themselves are run:
-`--depths 8 12 16 --tokens_per_weight 10.5 --data data/d16`.
+`--depths 8 12 16 --tokens_per_weight 10.5 --data data/d16 --at_once 1`.
 """
 
 import math
