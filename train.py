@@ -200,7 +200,7 @@ def fit_to_minutes(run: Run) -> None:
     step = progress.step
     if not config.minutes or step > plan.keep_step or progress.timed_steps < 3:
         return
-    fitting = round(60 * config.minutes / progress.mean_s)
+    fitting = round(60 * config.minutes / max(progress.mean_s, 1e-6))
     run.plan = plan = with_steps(plan, fitting, config.decay, step)
     if plan.keep_step == step:
         run.checkpoints.keep_step = step

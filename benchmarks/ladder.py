@@ -19,7 +19,6 @@ On two CPU cores the default takes an evening. On a GPU the presets themselves a
 `--depths 8 12 16 --tokens_per_weight 10.5 --data data/d16 --at_once 1`.
 """
 
-import math
 import shlex
 import shutil
 import subprocess
@@ -72,8 +71,8 @@ class LadderConfig:
 
     def __post_init__(self):
         check_values(self)
-        if self.seeds < 2 or len(self.depths) < 2:
-            raise UsageError("luck cannot be told apart by less than two seeds and two depths")
+        if self.seeds < 2 or len({*self.depths}) < max(2, len(self.depths)):
+            raise UsageError("the ladder needs two seeds or more, and two different depths or more")
 
 
 @dataclass(frozen=True)
@@ -112,18 +111,19 @@ def tree_of(word: str) -> Path:
     if Path(word, "train.py").is_file():
         return Path(word).resolve()
     git = ["git", "-C", str(ROOT)]
-    command = [*git, "rev-parse", "--quiet", "--verify", f"{word}^{{commit}}"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    said = lambda *words: subprocess.run(
+        [*git, *words], capture_output=True, text=True
+    ).stdout.strip()
+    commit = said("rev-parse", "--quiet", "--verify", f"{word}^{{commit}}")
     if not commit:
-        raise UsageError(
-            f"--before {word} is neither a folder with train.py nor a commit of {ROOT}"
-        )
-    tree = FOLDER / f"tree_{commit[:12]}"
-    if not tree.exists():
-        with disk.new_folder(tree) as new:
-            subprocess.run([*git, "clone", "--quiet", "--shared", str(ROOT), str(new)], check=True)
+        raise UsageError(f"--before {word} is neither a folder with train.py nor a commit")
+    clone = FOLDER / f"tree_{commit[:12]}"
+    if not clone.exists():
+        with disk.new_folder(clone) as new:
+            top = said("rev-parse", "--show-toplevel")
+            subprocess.run([*git, "clone", "--quiet", "--shared", top, str(new)], check=True)
             subprocess.run(["git", "-C", str(new), "checkout", "--quiet", commit], check=True)
-    return tree
+    return clone / said("rev-parse", "--show-prefix")
 
 
 def tokens_of(depth: int, config: LadderConfig, data: str, on_gpu: bool) -> tuple[int, int]:
@@ -181,7 +181,7 @@ def make(jobs: list[Rung], at_once: int) -> int:
     rows = read_lines(ROWS, dict)
     missing = [job for job in jobs if row_of(job, rows) is None]
     say(f"{len(missing)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
-    for job in missing:
+    for job in jobs:  # also a shorter one that has its row: a longer one may go on from it
         if (job.run_dir / "metrics.jsonl").exists():
             codes = RunFolder(job.run_dir).codes
             if not (codes and job.is_of_now(codes[-1].files)):  # of files that are gone
@@ -190,34 +190,37 @@ def make(jobs: list[Rung], at_once: int) -> int:
     return runs.side_by_side(missing, slots, ROWS, read_rung)
 
 
-def less(measure: str, base: list[dict], other: list[dict]) -> float:
-    """How many times less `other` needs than `base`; 0 or infinity: beyond the shorter run. Rows
-    of both horizons each."""
+def less(measure: str, base: list[dict], other: list[dict]) -> tuple[float, str]:
+    """How many times less `other` needs than `base`; and whether that is a bound, as it needs less
+    than its shorter run (">"), or `base` does ("<"). Rows of both horizons each."""
     curves = [[(row["tokens"], row["bpb"]) for row in rows] for rows in (base, other)]
     at = meet(*curves, base[-1]["tokens"])
-    needed = [n * rows[-1][measure] / rows[-1]["tokens"] for n, rows in zip(at, (base, other))]
-    return needed[0] / needed[1] if needed[1] else math.inf
+    bound = "<" if not at[0] else "" if at[1] else ">"
+    tokens = [n or rows[0]["tokens"] for n, rows in zip(at, (base, other))]
+    costs = [n * rows[-1][measure] / rows[-1]["tokens"] for n, rows in zip(tokens, (base, other))]
+    return costs[0] / costs[1], bound
 
 
 @dataclass(frozen=True)
 class Measured:
     """One size by one measure."""
 
-    factors: list[float]  # for each seed, how many times less the second version needs
+    factors: list[tuple[float, str]]  # for each seed, how many times less the second version needs
     luck: float  # the largest factor between two seeds of one version
 
     @property
     def word(self) -> str:
-        if all(factor > self.luck for factor in self.factors):
+        if all(factor > self.luck and bound != "<" for factor, bound in self.factors):
             return "helps"
-        return "harms" if all(factor < 1 / self.luck for factor in self.factors) else ""
+        harms = all(factor < 1 / self.luck and bound != ">" for factor, bound in self.factors)
+        return "harms" if harms else ""
 
 
 def measure(name: str, before: list[list[dict]], after: list[list[dict]]) -> Measured:
     """before, after: for each seed, the rows of both horizons."""
     pairs = [pair for version in (before, after) for pair in combinations(version, 2)]
-    between = [less(name, *pair) for pair in pairs]
-    luck = max(max(x, 1 / x if x else math.inf) for x in between)
+    between = [less(name, *pair)[0] for pair in pairs]
+    luck = max(max(factor, 1 / factor) for factor in between)
     return Measured([less(name, a, b) for a, b in zip(before, after)], luck)
 
 
@@ -225,10 +228,6 @@ def verdict(largest: list[Measured]) -> str:
     """By the rule, from the two largest sizes."""
     words = {size.word for size in largest}
     return f"it {words.pop()}" if len(words) == 1 and words != {""} else "no difference"
-
-
-def told(factor: float) -> str:
-    return f"{factor:.2f}" if 0 < factor < math.inf else "over 2" if factor else "under 0.5"
 
 
 def page(config: LadderConfig, jobs: list[Rung], rows: list[dict]) -> str:
@@ -247,7 +246,8 @@ def page(config: LadderConfig, jobs: list[Rung], rows: list[dict]) -> str:
         for name in MEASURES:
             size = measure(name, *versions)
             by_measure[name].append(size)
-            line.append(f"{', '.join(map(told, size.factors))} ({told(size.luck)})")
+            factors = [f"{bound}{factor:.2f}" for factor, bound in size.factors]
+            line.append(f"{', '.join(factors)} ({size.luck:.2f})")
         cells.append(line)
     minutes = sum(row["minutes"] for rows in found.values() for row in rows)
     lines = [
@@ -264,6 +264,11 @@ def main(argv: list[str]) -> int:
     end = argv.index("--") if "--" in argv else len(argv)
     config = cli.read_options(LadderConfig(), argv[:end], "benchmarks/ladder.py")
     before = tree_of(config.before)
+    if not (before / "machinery" / "code.py").exists():
+        raise UsageError(
+            f"--before {config.before} is older than machinery/code.py, by which a run "
+            "knows its code; choose a later one"
+        )
     if not Path(config.data, "manifest.json").exists():
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir"]
         subprocess.run([*command, str(Path(config.data).resolve())], check=True, cwd=ROOT)

@@ -19,7 +19,7 @@ from machinery.output import public
 
 ROOT = Path(__file__).resolve().parent.parent
 # What they do before, beside or after a run changes none of its numbers.
-OTHER_ROOMS = {"preparation", "stores", "hf", "instruments"}
+OTHER_ROOMS = {"preparation", "stores", "instruments"}
 LARGEST_DIFF = 1 << 20  # characters of code.diff
 GIT_S = 10  # seconds; a slow file system must not keep a run from beginning
 MOST_NAMES = 4  # of files, in a line
@@ -29,47 +29,50 @@ def loaded_files() -> list[str]:
     """The project's files that this process has loaded, whichever program it runs, but for those of
     OTHER_ROOMS; relative to ROOT, sorted."""
     found = set()
+    pythons = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
+    pythons = [python for python in pythons if ROOT in python.parents]  # an environment inside it
     for module in [*sys.modules.values()]:
         path = Path(getattr(module, "__file__", None) or "/")
         if path.suffix == ".py" and "site-packages" not in path.parts and path.is_file():
             path = path.parent.resolve() / path.name  # what was typed may lead through a link
-            if path.is_relative_to(ROOT):
+            if path.is_relative_to(ROOT) and not any(map(path.is_relative_to, pythons)):
                 found.add(path.relative_to(ROOT))
     return sorted(path.as_posix() for path in found if path.parts[0] not in OTHER_ROOMS)
 
 
-def git(*words: str) -> str:
-    """What git prints about ROOT; nothing if there is no git, or if it takes too long."""
+def git(*words: str) -> str | None:
+    """What git prints about ROOT; None if there is no git, it fails, or it takes too long."""
     command = ["git", "-C", str(ROOT), *words]
-    env = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # as set in a hook
+    env["GIT_OPTIONAL_LOCKS"] = "0"
     try:
         done = subprocess.run(command, env=env, capture_output=True, timeout=GIT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace")
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode < 2 else None  # 1: it differs
 
 
 def commit() -> str:
     """The commit that is checked out; "" if there is none."""
-    return git("rev-parse", "--quiet", "--verify", "HEAD").strip()
+    return (git("rev-parse", "--quiet", "--verify", "HEAD") or "").strip()
 
 
 @cache  # the files may be edited while a run trains with what was loaded
 def of_process() -> tuple[Code, str]:
     """The code of this process, when it is first asked for; and its edits that no commit has: a
-    diff, without secrets, its lines after LARGEST_DIFF left out."""
+    diff, without what is secret in its URLs, its lines after LARGEST_DIFF left out."""
     names = loaded_files()
     files = {name: disk.sha256_of((ROOT / name).resolve()) for name in names}
     head = commit()
-    tracked = git("ls-files", "-z", "--", *names).split("\0") if head else [""]
-    if tracked == [""]:  # no commit, or one of another project, in whose folder this one lies
-        return Code(files=files), ""
+    tracked = ((head and git("ls-files", "-z", "--", *names)) or "").split("\0")
     diff = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/")
     diff += ("--dst-prefix=b/",)
-    edits = git(*diff, "--relative", "HEAD", "--", *names)
-    for name in names:
-        if name not in tracked:
-            edits += git(*diff, "--no-index", "--", os.devnull, name)
+    parts = [git(*diff, "--relative", "HEAD", "--", *names)]
+    parts += [git(*diff, "--no-index", "--", os.devnull, n) for n in names if n not in tracked]
+    # No commit, one of a project in whose folder this one lies, or one that git cannot compare with
+    if tracked == [""] or None in parts:
+        return Code(files=files), ""
+    edits = "".join(parts)
     code = Code(commit=head, changed=edits != "", files=files)
     if len(edits) > LARGEST_DIFF:
         edits = edits[:LARGEST_DIFF].rpartition("\n")[0] + "\n"  # whole lines: none hides a secret

@@ -433,7 +433,7 @@ class Trainer(Origin):
     steps: Whole = 0
     """Of the whole run. With --minutes, until the learning rate falls: by the speed so far; 10^15
     if that is not known yet."""
-    timed_s: Number = 0.0
+    timed_s: Annotated[float, 0, LARGEST] = 0.0
     """Seconds of training, and in how many steps: the first one of a process does not count."""
     timed_steps: Whole = 0
 
@@ -574,6 +574,8 @@ class Start:
     parallel: str | None = None
     compile: bool | None = None
     recompute: bool | None = None
+    torch: str | None = None
+    """Its version."""
     last_step: Whole | None = None
     """The step that the process before came to, and when: its lines may be gone."""
     last_time: Time | None = None

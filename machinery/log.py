@@ -258,6 +258,7 @@ def start_of(argv: list[str], run) -> Start:
         parallel=run.plan.parallel,
         compile=run.plan.compile,
         recompute=run.plan.recompute,
+        torch=torch.__version__,
     )
 
 

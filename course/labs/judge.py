@@ -13,6 +13,7 @@ Takes about five minutes on two cores. Exit codes: 0 it helped, 1 it did not, 2 
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
@@ -68,9 +69,13 @@ def git(*words: str) -> str:
 
 def clone_of(revision: str, folder: Path) -> Path:
     """The files of a commit; a run there knows that commit."""
-    git("clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(folder))
+    top = git("rev-parse", "--show-toplevel").strip()
+    git("clone", "--quiet", "--shared", "--no-checkout", top, str(folder))
     git("-C", str(folder), "checkout", "--quiet", "--detach", git("rev-parse", revision).strip())
-    return folder
+    tree = folder / git("rev-parse", "--show-prefix").strip()
+    if not (tree / "machinery" / "code.py").exists():
+        sys.exit(f"{revision} is older than machinery/code.py, by which a run knows its code")
+    return tree
 
 
 def run(tree: Path, program: str, *words) -> None:
@@ -105,8 +110,8 @@ def score(base: Path, data: Path, folder: Path, lab: int) -> float:
 def times_less(before: RunFolder, after: RunFolder) -> str:
     """How many times less `after` needs than `before`, in tokens, FLOPs and time."""
     end = before.validations[-1].tokens
-    measures = multiplier.MEASURES
-    return "".join(f"{multiplier.times_less(m, before, after, end):>8.2f}" for m in measures)
+    found = [multiplier.times_less(m, before, after, end) for m in multiplier.MEASURES]
+    return "".join(f"{x:>8.2f}" if 0 < x < math.inf else "     n/a" for x in found)
 
 
 def judge(lab: int, base: str, seeds: int, steps: int, at_once: int) -> Verdict | None:

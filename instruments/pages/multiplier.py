@@ -46,9 +46,10 @@ def reached(loss: float, curve: list[tuple[float, float]]) -> float:
     logarithm of the tokens. One that ends above this loss gets all its tokens."""
     tokens, losses = np.array(sorted(curve)).T
     best = np.minimum.accumulate(losses)
+    better = np.diff(best, prepend=np.inf) < 0  # than all validations before
     if loss > best[0]:
         return 0.0
-    return float(np.exp(np.interp(-loss, -best, np.log(tokens))))
+    return float(np.exp(np.interp(-loss, -best[better], np.log(tokens[better]))))
 
 
 def meet(
@@ -152,6 +153,8 @@ def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool)
         if tokens >= begin:
             cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
             rows.append((f"{short(tokens)} tokens", *cells))
+    if len(rows) == 1:
+        return [f"{other.dir} and {base.dir} have no validation in the same range"]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return [f"how many times less {other.dir} needs than {base.dir}{remark}:", *lines]

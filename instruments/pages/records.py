@@ -32,6 +32,9 @@ from machinery.formats import (
 )
 from machinery.output import say
 
+# Of a start: what it decided, and the version of torch.
+OF_A_START = ("micro_batch", "parallel", "compile", "recompute", "torch")
+
 
 def plain(value: object) -> str:
     """For a screen or a picture: one line without control characters."""
@@ -75,16 +78,17 @@ class RunFolder:
         status = read_json(self.dir / "status.json", Status, Status(state="unknown"))
         self.state = plain(status.state)
         self.error = plain(status.error or "")
+        taken = [line.step for line in lines if isinstance(line, StepLine | SkippedLine)]
+        # 1, unless it was begun from a checkpoint of another run
+        self.first_step = min(taken, default=1)
+        if self.config.get("minutes"):  # its steps follow from the speed of the machine
+            self.config["steps"] = max(taken, default=0)
         if self.starts:  # the weights that it began from, and what each start may change
             self.config["init_from"] = self.starts[0].init_from
-            for name in ("eval_tokens", "micro_batch", "parallel", "compile", "recompute"):
-                values = dict.fromkeys(getattr(start, name) for start in self.starts)
-                self.config[name] = ", then ".join(map(str, values))
-
-    @property
-    def first_step(self) -> int:
-        """1, unless it was begun from a checkpoint of another run."""
-        return self.steps[0].step if self.steps else 1
+            for name in ("eval_tokens", *OF_A_START):
+                values = [getattr(start, name) for start in self.starts]
+                if name == "eval_tokens" or None not in values:  # an older version lacks them
+                    self.config[name] = ", then ".join(map(str, dict.fromkeys(values)))
 
     def seconds_at(self, tokens: float) -> float:
         """Seconds of training up to `tokens`, without compiling, validation, saving, time between
@@ -102,22 +106,25 @@ class RunFolder:
         seconds[sorted(firsts - {len(seconds)})] = self.median("step_s")
         return tokens, np.cumsum([0, *seconds])
 
+    def trained(self) -> list[Start]:
+        """The starts whose steps are in the run; those of others were redone."""
+        return [process.start for process in self.processes() if process.own]
+
     @property
     def devices(self) -> list[str]:
         """On what it trained: "8 x NVIDIA H100 80GB HBM3"."""
-        starts = [process.start for process in self.processes()]
-        return [*dict.fromkeys(f"{start.world_size} x {start.device}" for start in starts)]
+        return [*dict.fromkeys(f"{s.world_size} x {s.device}" for s in self.trained())]
 
     @property
     def flops_per_token(self) -> int | None:
         """Of the model, in the full convention; None: not known, or changed on the way."""
-        known = {process.start.flops_per_token for process in self.processes()}
+        known = {start.flops_per_token for start in self.trained()}
         return known.pop() if len(known) == 1 else None
 
     @property
     def codes(self) -> list[Code]:
-        """Of each process; [] if one of them is not known."""
-        codes = [process.start.code for process in self.processes()]
+        """Of each start whose steps are in the run; [] if one of them is not known."""
+        codes = [start.code for start in self.trained()]
         return [] if None in codes else codes
 
     def median(self, key: str) -> float:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import Local, UsageError, find_preset
+from config import GPTConfig, Local, TrainConfig, UsageError, find_preset
 from instruments.pages import curves, multiplier
-from instruments.pages.records import RunFolder, plain, slow_steps
+from instruments.pages.records import OF_A_START, RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import cli, code, disk
 from machinery.formats import SampleLine
@@ -111,7 +111,7 @@ def compared(folders: list[str]) -> str:
         )
     runs = [RunFolder(folder) for folder in folders]
     for run in runs:
-        if len(run.validations) < 2:
+        if not multiplier.curve_of(run):
             raise UsageError(
                 f"{run.dir} has no validation after its first step yet: let it run on, or compare "
                 "other runs"
@@ -180,10 +180,12 @@ def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
         return [], f"no config.json in {', '.join(unknown)}: what else differs is not known"
     differ = {}
     of_code = differences_of_code(runs)
+    usual = asdict(TrainConfig()) | asdict(GPTConfig())  # of what an older run does not mention
     for key in dict.fromkeys(key for run in runs for key in run.config if key != "code"):
-        found = [plain(run.config.get(key)) or "none" for run in runs]
-        if len(set(found)) > 1:
-            differ[key] = found
+        found = [plain(run.config.get(key, usual.get(key))) or "none" for run in runs]
+        is_known = key not in OF_A_START or all(key in run.config for run in runs)
+        if len(set(found)) > 1 and is_known:
+            differ[plain(key)] = found
     mixed = any("then" in plain(run.config.get("eval_tokens")) for run in runs)
     advice = "trust a difference only if it is larger than that between two seeds"
     if "data_fingerprint" in differ:
@@ -206,6 +208,8 @@ def differences_of_code(runs: list[RunFolder]) -> list[str]:
         return [f"code: that of {', '.join(unknown)} is not known"]
     lines = []
     for run in runs:
+        if run.first_step > 1:
+            lines.append(f"code: {run.dir} goes on from another run's step {run.first_step - 1:,}")
         for before, after in zip(run.codes, run.codes[1:]):
             changed = code.difference(before, after, (run.dir, run.dir))
             if changed:

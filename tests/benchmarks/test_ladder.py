@@ -41,7 +41,8 @@ text = "".join(json.dumps(line) + "\\n" for line in [*lines, whole])
 def trees(tmp_path, monkeypatch, small_data):
     """(before, after, the command line); the second is in place of this project."""
     for name in ("before", "after"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "machinery").mkdir(parents=True)
+        (tmp_path / name / "machinery" / "code.py").touch()
         (tmp_path / name / "train.py").write_text(PROGRAM)
     after = tmp_path / "after"
     monkeypatch.setattr(ladder, "ROOT", after)
@@ -98,6 +99,38 @@ def test_only_what_is_missing_is_made_again(trees, capsys):
     assert not made(before) and {name.split("_")[0] for name in made(after)} == {"other"}
 
 
+def test_a_longer_run_goes_on_from_its_own_version(trees):
+    """Also where the files are what they were two ideas ago, and the shorter run has its row."""
+    before, after, words = trees
+    program = (after / "train.py").read_text()
+    assert ladder.main(words) == 0
+    edit(after, "AHEAD, NOISE, STEP_S = 1.0", "AHEAD, NOISE, STEP_S = 1.1")
+    assert ladder.main(words) == 0
+    (after / "train.py").write_text(program)
+    folders = {path.name for path in ladder.FOLDER.glob("after_*/")}
+    assert folders and ladder.main(words) == 0  # all rows are there
+    assert not [*ladder.FOLDER.glob("after_*/metrics.jsonl")]  # nothing of another version
+    made(after)
+
+
+def test_a_bound_is_no_verdict(trees):
+    """The second version has the loss before its shorter run, at ten times the cost of a token."""
+    half, whole = (dict(tokens=n, FLOPs=n, seconds=n) for n in (100, 200))
+    base = [half | dict(bpb=2.0), whole | dict(bpb=1.5)]
+    dear = [row | dict(FLOPs=10 * row["FLOPs"]) for row in base]
+    other = [row | dict(bpb=row["bpb"] - 0.55) for row in dear]
+    for name, versions, wanted in (
+        ("tokens", (base, other), (2.0, ">")),
+        ("tokens", (other, base), (0.5, "<")),
+        ("FLOPs", (base, other), (0.2, ">")),
+    ):
+        factor, bound = ladder.less(name, *versions)
+        assert (pytest.approx(factor), bound) == wanted
+    word = lambda name, *versions: ladder.measure(name, *[[v, v] for v in versions]).word
+    assert word("tokens", base, other) == "helps" and word("tokens", other, base) == "harms"
+    assert word("FLOPs", base, other) == word("FLOPs", other, base) == ""
+
+
 def test_files_that_are_edited_meanwhile_make_no_table(trees, capsys):
     """The first run of the second version edits it; the same command then makes that one again."""
     before, after, words = trees
@@ -135,9 +168,23 @@ def test_the_first_version_is_a_commit_or_a_folder(tmp_path, monkeypatch):
     for word in ("--no-such", "nothing", str(tmp_path / "runs")):
         with pytest.raises(UsageError):
             ladder.tree_of(word)
-    for options in (["--seeds", "1"], ["--depths", "4"]):
+    for options in (["--seeds", "1"], ["--depths", "4"], ["--depths", "4", "4"], []):
         with pytest.raises((UsageError, SystemExit)):
-            ladder.main(options)
+            ladder.main(options)  # the last: a commit of before runs knew their code
+
+
+def test_in_a_folder_of_a_larger_repository(tmp_path, monkeypatch):
+    project = tmp_path / "all" / "project"
+    project.mkdir(parents=True)
+    (project / "train.py").write_text("1")
+    git = ["git", "-C", tmp_path / "all", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(ladder, "ROOT", project)
+    monkeypatch.setattr(ladder, "FOLDER", tmp_path / "ladder")
+    ladder.FOLDER.mkdir()
+    tree = ladder.tree_of("HEAD")
+    assert tree.name == "project" and (tree / "train.py").read_text() == "1"
 
 
 def rows(losses: list[float]) -> list[dict]:

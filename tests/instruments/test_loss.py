@@ -157,7 +157,9 @@ def test_a_factor_in_the_tokens_is_found_at_every_horizon():
     assert multiplier.meet(ours, theirs, at[0]) == (at[0], 0)  # it had that before its first
     ours[4] = (ours[4][0], 99.0)  # a validation that went wrong is no loss that it ever needs
     assert multiplier.meet(ours, ours, at[5]) == pytest.approx((at[5], at[5]))
-    assert multiplier.reached(ours[3][1] - 0.1, ours) > ours[4][0]
+    assert ours[3][0] < multiplier.reached(ours[3][1] - 0.1, ours) < ours[5][0]
+    worse_then = [(100, 1.0), (200, 0.9), (300, 0.95), (400, 0.8)]
+    assert multiplier.reached(0.9, worse_then) == pytest.approx(200)
 
 
 def rows_of(draw) -> np.ndarray:

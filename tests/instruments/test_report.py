@@ -340,6 +340,40 @@ def test_runs_whose_code_differs_are_no_two_seeds(tmp_path):
     assert said(a, made("e", None)) == f"code: that of {tmp_path / 'e'} is not known"
 
 
+def test_what_makes_a_run_another_one_is_seen(tmp_path):
+    """And what does not: a start of which no step is left, what an older version did not record."""
+    known = dict(code=CODE, eval_tokens=9, micro_batch=8, parallel="none", torch="2")
+
+    def made(name: str, records=None, starts=None, **config) -> Path:
+        starts = starts or [start(100.0, **known)]
+        return make_run(tmp_path / name, records or ten_steps(), starts=starts, **config)
+
+    def said(b: Path) -> str:
+        return report.compared([str(a), str(b)])
+
+    a = made("a", minutes=0.0)
+    other = CODE | dict(files={"model.py": "2" * 64})
+    redone = made("redone", starts=[start(90.0, **known | dict(code=other)), start(100.0, **known)])
+    assert "no difference: code, data" in said(redone)
+    older = made("older", starts=[start(100.0, code=CODE, eval_tokens=9)])
+    assert "no difference: code, data" in said(older) and "micro_batch" not in said(older)
+    skipped = [
+        dict(step=1, tokens=1000, skipped=1) if r.get("time") == 102 else r for r in ten_steps()
+    ]
+    assert "begins" not in said(made("skipped", skipped))
+    assert "torch: 2, 3" in said(made("torch", starts=[start(100.0, **known | dict(torch="3"))]))
+    on = made("on", [validation(5, 3.0), *ten_steps()[7:]])
+    assert f"code: {on} goes on from another run's step 5" in said(on)
+    assert "no difference: " not in said(on)
+    a = made("b", minutes=3.0, steps=0)
+    longer = [*ten_steps()[:-1], step(11, 122.0), validation(11, 2.0)]
+    assert "no difference: code" in said(made("same", minutes=3.0, steps=0))
+    assert "steps: 10, 11" in said(made("longer", longer, minutes=3.0, steps=0))
+    assert "no difference: " not in said(tmp_path / "longer")
+    far = made("far", [validation(0, 4.0), *ten_steps()[1:6], step(6, 112.0), validation(30, 2.0)])
+    assert "have no validation in the same range" in said(far)
+
+
 def test_flops_and_time_are_compared_where_they_can_be(tmp_path):
     """The first step of a process compiles: it counts as one of the others."""
 
@@ -347,7 +381,8 @@ def test_flops_and_time_are_compared_where_they_can_be(tmp_path):
         records = [r | dict(step_s=step_s) if "loss" in r else r for r in ten_steps()]
         records[1]["step_s"] = 500.0
         records[8]["step_s"] = 300.0  # after a resume
-        starts = [start(100.0, code=CODE, **facts), start(113.0, code=CODE, **facts)]
+        facts = dict(code=CODE, recompute=False) | facts
+        starts = [start(100.0, **facts), start(113.0, **facts)]
         return make_run(tmp_path / name, records, starts=starts)
 
     def cells(a: Path, b: Path) -> list[str]:
@@ -366,7 +401,7 @@ def test_flops_and_time_are_compared_where_they_can_be(tmp_path):
     assert cells(a, wide) == ["1.00", "0.80", "1.00"]
     slow = made("slow", 4.0, flops_per_token=100, recompute=True)
     assert cells(a, slow) == ["1.00", "1.00", "0.50"]
-    assert "recompute: None, True" in report.compared([str(a), str(slow)])
+    assert "recompute: False, True" in report.compared([str(a), str(slow)])
     other = made("other", 2.0, device="another")
     assert cells(a, other)[1:] == ["n/a: not recorded", "n/a: not on one device"]
 

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, SMALL, environment
@@ -100,9 +102,36 @@ def test_without_git_the_hashes_are_known(project):
     git(project.parent, "init", "-q")
     git(project.parent, "commit", "-q", "--allow-empty", "-m", "another project")
     inside = probe(project)
-    for found, edits in (no_git, hangs, no_repository, no_commit, inside):
+    shutil.rmtree(project.parent / ".git")
+    git(project, "init", "-q")
+    (project / "extra.py").write_text("x = 2\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "all")
+    (project / "extra.py").write_text("x = 1\n")
+    real = shutil.which("git")
+    (tools / "git").write_text(
+        f'#!/bin/sh\ncase "$*" in *diff*) exit 128; esac\nexec {real} "$@"\n'
+    )
+    no_diff = probe(project, PATH=f"{tools}:/bin:/usr/bin")
+    found, _ = probe(project, GIT_DIR=str(ROOT / ".git"), GIT_WORK_TREE=str(ROOT))  # as in a hook
+    assert found.commit == git(project, "rev-parse", "HEAD").strip() and found.changed
+    for found, edits in (no_git, hangs, no_repository, no_commit, inside, no_diff):
         assert (found.commit, found.changed, edits) == (None, False, "")
         assert found.files["extra.py"] == sha256(project / "extra.py")
+
+
+def test_an_environment_in_the_folder_is_no_code_of_ours(project, monkeypatch):
+    """That of conda has Python's library in it, and not in site-packages."""
+    monkeypatch.setattr(code, "ROOT", project)
+    for name in ("env/lib/python3/abc.py", "lib/python3/site-packages/torch.py", "mine.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).touch()
+        module = SimpleNamespace(__file__=str(project / name))
+        monkeypatch.setitem(sys.modules, Path(name).stem + "_of_a_test", module)
+    for prefix in (project, project / "env"):
+        monkeypatch.setattr(sys, "prefix", str(prefix))
+        wanted = {"mine.py"} if prefix != project else {"mine.py", "env/lib/python3/abc.py"}
+        assert {*code.loaded_files()} == wanted
 
 
 def test_a_huge_diff_is_cut_and_tells_no_secret(project):
@@ -168,11 +197,11 @@ def test_a_run_that_goes_on_under_other_code_says_so_once(
     monkeypatch.setattr(code, "of_process", lambda: (other, "edits"))
     assert train.main([*words, "--resume", str(first)]) == 0
     said = capsys.readouterr().out
-    assert said.count("warning: model.py differs") == 1
+    assert len(re.findall("warning: .*model.py.* differ.* from the code", said)) == 1
     last = tmp_path / "new" / "checkpoints" / "step_00000012"
     again = [*words[:-1], str(tmp_path / "again"), "--resume", str(last)]
     assert train.main(again) == 0
-    assert "differs" not in capsys.readouterr().out
+    assert "from the code" not in capsys.readouterr().out
     records = [json.loads(line) for line in (tmp_path / "new" / "metrics.jsonl").open()]
     config = json.loads((tmp_path / "new" / "config.json").read_text())
     assert records[0]["start"]["code"] == config["code"] == dict(changed=False, files=other.files)
@@ -191,7 +220,7 @@ def test_what_a_stranger_calls_code_is_not_believed(own_run, small_data, tmp_pat
         manifest["files"]["trainer.json"] = sha256(checkpoint / "trainer.json")
         (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
         assert train.main([*words, "--resume", str(checkpoint)]) == 0
-        assert "differs" not in capsys.readouterr().out
+        assert "from the code" not in capsys.readouterr().out
         shutil.rmtree(tmp_path / "new")
 
 
