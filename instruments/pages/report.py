@@ -81,8 +81,6 @@ def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
     preset = find_preset(word)
     parts = (preset.train, preset.model, preset.run) if preset else ()
     usual = {name: value for part in parts for name, value in asdict(part).items()}
-    if run.config.get("minutes"):
-        usual["steps"] = 0
     facts = []
     for key, value in run.config.items():
         if key != "code" and plain(value) != plain(usual.get(key)):
