@@ -74,6 +74,8 @@ class LadderConfig:
         check_values(self)
         if self.seeds < 2 or len({*self.depths}) < max(2, len(self.depths)):
             raise UsageError("the ladder needs two seeds or more, and two different depths or more")
+        if self.name == "before":
+            raise UsageError("--name before is the first version's; give the second another name")
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,9 @@ def rungs(config: LadderConfig, before: Path, options: str, on_gpu: bool) -> Ite
         horizons = tokens_of(depth, config, data, on_gpu)
         for seed in range(config.seeds):
             shorter = dict.fromkeys(versions)
-            for tokens, (name, (tree, options)) in product(horizons, versions.items()):
-                rung = Rung(
-                    name, "", options, depth, tokens, seed, data, shorter[name], tree, on_gpu
-                )
+            for tokens, (name, (tree, given)) in product(horizons, versions.items()):
+                after = shorter[name]
+                rung = Rung(name, "", given, depth, tokens, seed, data, after, tree, on_gpu)
                 shorter[name] = rung
                 yield rung
 

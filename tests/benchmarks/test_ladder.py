@@ -168,7 +168,13 @@ def test_the_first_version_is_a_commit_or_a_folder(tmp_path, monkeypatch):
     for word in ("--no-such", "nothing", str(tmp_path / "runs")):
         with pytest.raises(UsageError):
             ladder.tree_of(word)
-    for options in (["--seeds", "1"], ["--depths", "4"], ["--depths", "4", "4"], []):
+    for options in (
+        ["--seeds", "1"],
+        ["--depths", "4"],
+        ["--depths", "4", "4"],
+        ["--name", "before"],
+        [],
+    ):
         with pytest.raises((UsageError, SystemExit)):
             ladder.main(options)  # the last: a commit of before runs knew their code
 
