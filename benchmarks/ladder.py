@@ -197,7 +197,7 @@ def less(measure: str, base: list[dict], other: list[dict]) -> tuple[float, str]
     than its shorter run (">"), or `base` does ("<"). Rows of both horizons each."""
     curves = [[(row["tokens"], row["bpb"]) for row in rows] for rows in (base, other)]
     at = meet(*curves, base[-1]["tokens"])
-    bound = "<" if not at[0] else "" if at[1] else ">"
+    bound = "" if all(at) else "<" if at[1] else ">"
     tokens = [n or rows[0]["tokens"] for n, rows in zip(at, (base, other))]
     costs = [n * rows[-1][measure] / rows[-1]["tokens"] for n, rows in zip(tokens, (base, other))]
     return costs[0] / costs[1], bound

@@ -23,6 +23,8 @@ OTHER_ROOMS = {"preparation", "stores", "instruments"}
 LARGEST_DIFF = 1 << 20  # characters of code.diff
 GIT_S = 10  # seconds; a slow file system must not keep a run from beginning
 MOST_NAMES = 4  # of files, in a line
+# Whatever the user's settings, so that `git apply` takes it.
+DIFF = "diff --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/".split()
 
 
 def loaded_files() -> list[str]:
@@ -54,7 +56,8 @@ def git(*words: str) -> str | None:
 
 def commit() -> str:
     """The commit that is checked out; "" if there is none."""
-    return (git("rev-parse", "--quiet", "--verify", "HEAD") or "").strip()
+    said = git("rev-parse", "--quiet", "--verify", "HEAD")
+    return said.strip() if said else ""
 
 
 @cache  # the files may be edited while a run trains with what was loaded
@@ -64,13 +67,13 @@ def of_process() -> tuple[Code, str]:
     names = loaded_files()
     files = {name: disk.sha256_of((ROOT / name).resolve()) for name in names}
     head = commit()
-    tracked = ((head and git("ls-files", "-z", "--", *names)) or "").split("\0")
-    diff = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/")
-    diff += ("--dst-prefix=b/",)
-    parts = [git(*diff, "--relative", "HEAD", "--", *names)]
-    parts += [git(*diff, "--no-index", "--", os.devnull, n) for n in names if n not in tracked]
-    # No commit, one of a project in whose folder this one lies, or one that git cannot compare with
-    if tracked == [""] or None in parts:
+    tracked = git("ls-files", "-z", "--", *names) if head else None
+    if not tracked:  # no commit, or that of a project in whose folder this one lies
+        return Code(files=files), ""
+    new = [name for name in names if name not in tracked.split("\0")]
+    parts = [git(*DIFF, "--relative", "HEAD", "--", *names)]
+    parts += [git(*DIFF, "--no-index", "--", os.devnull, name) for name in new]
+    if None in parts:
         return Code(files=files), ""
     edits = "".join(parts)
     code = Code(commit=head, changed=edits != "", files=files)

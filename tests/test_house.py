@@ -35,13 +35,13 @@ OPTIONAL = {"instruments", "stores"}  # a program imports them only where they a
 BUDGETS = {
     "train.py model.py data.py": 9557,  # the first evening
     "*.py": 21565,
-    "machinery/**/*.py stores/**/*.py": 23519,  # 2464 of them in formats.py, for all rooms
+    "machinery/**/*.py stores/**/*.py": 23522,  # 2464 of them in formats.py, for all rooms
     "preparation/**/*.py": 12618,
     "hf/**/*.py": 13012,  # 1983 of them in llama_cpp.py
     "instruments/**/*.py": 25877,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 96591,
-    "benchmarks/**/*.py": 28129,
-    "tests/**/*.py": 165074,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 96594,
+    "benchmarks/**/*.py": 28128,
+    "tests/**/*.py": 165086,
     "course/**/*.py": 166373,
 }
 
