@@ -30,6 +30,7 @@ def main() -> None:
             page.set_viewport_size(dict(width=590, height=430))
             page.goto("http://127.0.0.1:8049")
             page.click("#tries button")  # the first prompt of the preset
+            page.mouse.move(0, 0)  # under the pointer, a token shows its alternatives
             page.wait_for_selector(".answer:not(.writing)")
             page.screenshot(path=out / f"chat-{scheme}.png")
     server.terminate()

@@ -140,7 +140,7 @@ def test_the_notebook_is_the_page_and_runs_from_top_to_bottom(tmp_path, monkeypa
     assert cells == page and len(cells) >= 6
     data = "--source files:machinery --vocab_size 512 --row_len 65 --val_fraction 0.2"
     small = "--steps 3 --n_layer 2 --tokens_per_step 512 --no_compile --eval_tokens 512 --mirror"
-    swaps = {"ADDRESS": str(ROOT), "=gpu": "=1", "data.py d6": f"data.py d6 {data}"}
+    swaps = {"{address}": str(ROOT), "=gpu": "=1", "data.py d6": f"data.py d6 {data}"}
     swaps |= {"d6": "tiny", "--mirror": small}
     monkeypatch.chdir(tmp_path)
     with mock.patch.dict(os.environ, environment()):
@@ -148,7 +148,7 @@ def test_the_notebook_is_the_page_and_runs_from_top_to_bottom(tmp_path, monkeypa
             for old, new in swaps.items():
                 cell = cell.replace(old, new)
             if cell.startswith("import"):
-                exec(cell, {})
+                exec(cell, {"input": str})
             for line in cell.splitlines():
                 if line.startswith("%cd "):
                     os.chdir(line[4:])

@@ -102,7 +102,9 @@ def test_the_table_of_presets_follows_from_the_presets():
     """Hours: FLOPs of the run in the full convention, at 50% and 20% of an H100's peak."""
     world = forecast.parse_gpus("H100")
     row = r"^\| `([\w-]+)` \| (.*?) \| (.*?) \| (.*?) \| (\d.*) \|$"
-    rows = re.findall(row, PAGES[0].read_text(), re.M)
+    rows = []
+    for page in (PAGES[0], ROOT / "docs/scaling.md"):
+        rows += re.findall(row, page.read_text(), re.M)
     assert {"d12", "d20", "d24", "smol-135m"} <= {name for name, *_ in rows}
     for name, parameters, about, tokens, cost in rows:
         preset = cli.parse("train.py", "train", [name])
