@@ -13,8 +13,9 @@ if [[ $first == -h || $first == --help ]]; then
   sed -n '2,/^set /s/^# //p' run.sh
   exit
 fi
-if [[ $first == -* || " $*" == *" --run"[-_]"dir"* || " $* " == *" --plan "* ]]; then
-  echo "error: run.sh takes a preset, then options of train.py except --run_dir and --plan; for" \
+if [[ $first == -* || " $*" == *" --run"[-_]"dir"* || " $*" == *" --name"* || " $* " == *" --plan "* ]]
+then
+  echo "error: run.sh takes a preset, then options of train.py except --run_dir, --name, --plan; for" \
     "'$*' run the programs by hand (README.md; python eval.py plan d12 needs no data)" >&2
   exit 2
 fi
@@ -73,8 +74,9 @@ if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, o
     echo "error: there is no $python; install Python 3.10 or newer, or PYTHON=PATH bash run.sh" >&2
     exit 2
   fi
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
-    echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || {
+    version=$("$python" --version 2>&1) || true  # Python 2 prints it on stderr
+    echo "error: $python is not Python 3.10 or newer (${version%%$'\n'*}); PYTHON=python3.12 bash run.sh" >&2
     exit 2
   }
   "$python" -m venv .venv || {  # keeps the packages that are there

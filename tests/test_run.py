@@ -90,8 +90,20 @@ def test_half_a_venv_is_made_again(machine, tmp_path):
     assert machine("580.65").returncode == 0 and torch_of(tmp_path) == "torch==2.13.0"
 
 
+@pytest.mark.parametrize("said", [">&2 echo Python 2.7.18", "echo Python 3.9.1; echo more"])
+def test_a_python_that_is_too_old_is_named(said, machine, tmp_path):
+    """Python 2 says its version on stderr; run.sh itself can be started by its name."""
+    _script(tmp_path / "bin" / "python3", f"#!/bin/sh\nif [ $1 = -c ]; then exit 1; fi; {said}\n")
+    done = machine("580.65")
+    version = said.split("Python ")[1].split(";")[0]
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"python3 is not Python 3.10 or newer (Python {version})" in done.stderr
+    assert os.access(ROOT / "run.sh", os.X_OK)
+
+
 def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
-    for words in ("tiny --run_dir x", "d12 --run-dir=x", "d12 --plan", "lesson", "lesson 99"):
+    wrong = ("tiny --run_dir x", "d12 --run-dir=x", "d12 --name=x", "d12 --plan")
+    for words in (*wrong, "lesson", "lesson 99"):
         done = machine("580.65", words=words.split())
         assert done.returncode == 2 and words.removeprefix("lesson ") in done.stderr
     done = machine("580.65", words=["-h"])
