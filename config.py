@@ -136,6 +136,8 @@ class GPTConfig:
 class DataConfig:
     """What `prepare_data.py` reads and writes."""
 
+    name: str = ""
+    """Of the data: data/NAME, in place of data/PRESET; train.py then takes the same --name."""
     source: tuple[str, ...] = ("stdlib",)
     """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `chats:stdlib`,
     `files:PATH`, `hf:REPO[:CONFIG[:SPLIT]][@REVISION]` (split: train, or as in
@@ -143,7 +145,7 @@ class DataConfig:
     `#FIELD+FIELD` after it names the fields that hold the text, `#messages` or `#conversations`
     those that hold conversations, of which only the answers are learned (docs/chat.md)."""
     data_dir: Local = ""
-    """Folder to write; by default data/PRESET."""
+    """Folder to write; empty: data/PRESET, or that of `name`."""
     tokenizer: Local = ""
     """An existing tokenizer.json to use, its folder, or `hf:REPO`; empty: train one on the text."""
     bos_token: str = ""
@@ -193,7 +195,9 @@ class TrainConfig:
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
     minutes: Annotated[float, 0, 1e7] = 0.0
-    """Minutes of training, instead of steps and tokens, which it overrides; 0: these decide."""
+    """Minutes of training, instead of steps or tokens."""
+    epochs: Annotated[float, 0, 1e7] = 0.0
+    """How often to read the data's training rows (2, or 0.5), instead of steps or tokens."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
 
@@ -243,16 +247,14 @@ class TrainConfig:
         check_values(self)
         if any(self.decay_mixture) and not self.decay:
             raise UsageError("--decay_mixture has no effect with --decay 0")
-        if self.minutes:
-            if self.schedule != "wsd" or self.decay > 0.9 or any(self.decay_mixture):
-                raise UsageError(
-                    f"--minutes {self.minutes:g} needs --schedule wsd, --decay 0.9 or less and no "
-                    f"--decay_mixture (here: {self.schedule}, {self.decay:g}, "
-                    f"{' '.join(self.decay_mixture) or 'none'}): the number of steps is not known "
-                    "before the learning rate falls"
-                )
-            object.__setattr__(self, "steps", 0)
-            object.__setattr__(self, "tokens", "")
+        fits = self.schedule == "wsd" and self.decay <= 0.9 and not any(self.decay_mixture)
+        if self.minutes and not fits:
+            raise UsageError(
+                f"--minutes {self.minutes:g} needs --schedule wsd, --decay 0.9 or less and no "
+                f"--decay_mixture (here: {self.schedule}, {self.decay:g}, "
+                f"{' '.join(self.decay_mixture) or 'none'}): the number of steps is not known "
+                "before the learning rate falls"
+            )
 
 
 @dataclass(frozen=True)
@@ -260,10 +262,13 @@ class RunConfig:
     """Where and how a run is carried out; a resumed run may change any of it."""
 
     # Where
+    name: str = ""
+    """Of the run and its data: runs/NAME and data/NAME, in place of runs/PRESET and data/PRESET."""
     run_dir: Local = ""
-    """Folder of the run; by default runs/PRESET."""
+    """Folder of the run; empty: runs/PRESET, or that of `name`."""
     data_dir: str = ""
-    """Folder that prepare_data.py wrote, or URL that it published to; by default data/PRESET."""
+    """Folder that prepare_data.py wrote, or URL that it published to; empty: data/PRESET, or that
+    of `name`."""
     stage: Local = ""
     """Copy the data to this (local, fast) folder first, verify it, and read from there. Data behind
     a URL is always copied: by default to data/cache."""
@@ -317,8 +322,9 @@ class RunConfig:
     run's newest valid one, or one of another run to start from (afterwards, the same command
     resumes from this run's own)."""
     init_from: Local = ""
-    """Begin a new run with the weights of a checkpoint, or of a run's newest one; or of a model for
-    transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
+    """Begin a new run with the weights of a checkpoint, or of a run's newest one (as in eval.py, a
+    preset or a name in runs/ will do); or of a model for transformers, given by its folder or as
+    `hf:REPO`, which then decides the architecture."""
     skip_nonfinite: int = 0
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 
@@ -491,7 +497,7 @@ _FOREIGN = {
     "what --tokens_per_step makes of it": "gradient_accumulation_steps grad_accum",
     "--lr_scale, or with --optimizer adamw --lr": "learning_rate max_lr",
     "--steps": "max_iters max_steps num_iterations train_iters",
-    "--tokens": "epochs num_train_epochs",
+    "--epochs": "num_train_epochs",
     "--warmup": "warmup_iters warmup_steps lr_warmup_iters",
     "--schedule": "lr_scheduler_type lr_decay_style decay_lr",
     "--final_lr (a fraction)": "min_lr",

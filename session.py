@@ -89,8 +89,9 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     if foreign:
         foreign.check_data(manifest, preset)
     plan = make_plan(preset, world)
-    # --tokens was another way to say --steps: from here on the latter alone is set.
-    preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
+    if not preset.train.minutes:
+        # --tokens was another way to say --steps: from here on the latter alone is set.
+        preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     order = folders.training_order(preset, plan, manifest)
     about = build.describe(typed, preset, plan, manifest, order, world)
     log = Log(Path(preset.run.run_dir), world.is_first, preset.run.wandb)

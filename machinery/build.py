@@ -25,7 +25,7 @@ import data
 import flops
 import optim
 from config import UsageError
-from machinery import checkpoint, code, disk, errors, folders, ranks
+from machinery import checkpoint, code, disk, errors, folders, ranks, trained
 from machinery.formats import Trainer
 from machinery.log import Log, is_done
 from machinery.plan import USABLE, Plan, micro_batch_for
@@ -148,10 +148,13 @@ def load(
     elif foreign:
         checkpoints.log(foreign.load_into(model, checkpoints.team))
     elif options.init_from:
-        start = checkpoints.find_other(Path(options.init_from))
+        folder = trained.folder_of(options.init_from)
+        kind = "run_dir" if Path(folder, "checkpoints").is_dir() else "checkpoint"
+        which = trained.EvalConfig(**{kind: folder})
+        start = checkpoints.team.on_first(lambda: trained.find_checkpoint(which))
         other = checkpoint.read_trainer(start).identity
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
-        checkpoint.load_model(start, model, verified=True)
+        checkpoint.load_model(start, model, verified=not which.checkpoint)
         checkpoints.log(f"weights from {start}{remark}")
     return state
 

@@ -341,12 +341,6 @@ class Checkpointer:
         self._copy(_own(state, self.team))
         return trainer
 
-    def find_other(self, path: Path) -> Path:
-        """The checkpoint at `path`, or the newest valid one of the run there. The first rank reads
-        and hashes it, for all."""
-        find = lambda: latest_valid(path / "checkpoints", self.log) or _verify(path)
-        return self.team.on_first(find, CheckpointError)
-
     def _find(self, given: Path | None, check) -> tuple[Path | None, Trainer | None]:
         """The checkpoint to resume from, and its trainer.json; both None if there is none. One of
         another run is only a starting point: once this run has its own, the newest one is used."""

@@ -38,9 +38,9 @@ UNUSABLE = (  # errno of an OSError that means: the user named a path that canno
 class TrainArgs:
     """Train a GPT. The first word is the preset (default: tiny); options override its values."""
 
-    model: cfg.GPTConfig
     train: cfg.TrainConfig
     run: cfg.RunConfig
+    model: cfg.GPTConfig
 
 
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
@@ -48,18 +48,16 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     name, options = first_word(argv)
     others = f"There are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
     preset = replace(cfg.find_preset(name) or find("preset", name, cfg.PRESETS, others), name=name)
-    data = replace(preset.data, data_dir=f"data/{preset.name}")
-    run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")
-    default = data if part == "data" else TrainArgs(preset.model, preset.train, run)
-    args = read_options(default, options, f"{program} {preset.name}")
+    default = TrainArgs(preset.train, preset.run, preset.model)
+    args = read_options(preset.data if part == "data" else default, options, f"{program} {name}")
+    where = args if part == "data" else args.run
+    own = where.name or name
+    if not re.fullmatch(r"[^/]*[^/.]", own):
+        raise UsageError(f"--name {own} is not the name of a folder; write --name mine")
+    where = with_folders(where, dict(data_dir=f"data/{own}", run_dir=f"runs/{own}"))
     if part == "data":
-        return replace(preset, data=args)
-    if args.train.tokens != preset.train.tokens and args.train.steps:
-        raise UsageError(
-            f"--tokens {args.train.tokens} has no effect with --steps {args.train.steps}; add "
-            "--steps 0"
-        )
-    return replace(preset, model=args.model, train=args.train, run=with_folders(args.run, run))
+        return replace(preset, data=where)
+    return replace(preset, model=args.model, train=args.train, run=where)
 
 
 def first_word(argv: list[str]) -> tuple[str, list[str]]:
@@ -74,9 +72,9 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
     parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
     ours = {name for part in parts for name in vars(part)}
-    for word in argv:
-        name = word.partition("=")[0].replace("-", "_").removeprefix("__")
-        if word.startswith("--") and name in cfg.FOREIGN.keys() - ours:
+    flags = [word.partition("=")[0][2:].replace("-", "_") for word in argv if word[:2] == "--"]
+    for name in flags:
+        if name in cfg.FOREIGN.keys() - ours:
             raise UsageError(f"there is no --{name}; here it is {cfg.FOREIGN[name]}")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
@@ -91,20 +89,31 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
             use_underscores=True,
         )
     cfg.check_values(options)
-    return with_folders(options, default)
+    if isinstance(options, TrainArgs):
+        options = replace(options, train=of_one_length(options.train, flags))
+    return with_folders(options, vars(default))
 
 
-def with_folders(options: Any, default: Any) -> Any:
+def of_one_length(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
+    """How long to train, as typed, in place of what the preset says; UsageError if typed twice."""
+    usual = dict(steps=0, tokens="", minutes=0.0, epochs=0.0)
+    typed = {name: getattr(train, name) for name in usual if name in flags and getattr(train, name)}
+    if len(typed) > 1:
+        raise UsageError(f"--{' and --'.join(typed)} contradict each other; give one of them")
+    return replace(train, **usual | typed) if typed else train
+
+
+def with_folders(options: Any, defaults: dict[str, Any]) -> Any:
     """An empty folder option, as from a shell variable that is not set, means the default."""
     empty = [name for name, text in vars(options).items() if name.endswith("_dir") and not text]
-    return replace(options, **{name: getattr(default, name) for name in empty})
+    return replace(options, **{name: defaults[name] for name in empty})
 
 
 def find(kind: str, name: str, table: dict, where: str = "") -> Any:
     """table[name]; if there is no such entry, a UsageError, with a similar name if there is one."""
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, table, n=1)
     near = f"did you mean {near[0]}? " if near else ""
     where = where or f"There are {', '.join(table)}"
     raise UsageError(f"there is no {kind} {name!r}; {near}{where}")
@@ -150,7 +159,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         code = exit_code(error)
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if code == 130:
-            print("stopped", file=sys.stderr, flush=True)
+            say(f"stopped {error}".rstrip(), file=sys.stderr, flush=True)
         elif code == 141:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
         elif code == 1 and not isinstance(error, RankError):

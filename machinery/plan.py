@@ -192,6 +192,8 @@ def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """--steps, or what --tokens needs, or 10.5 tokens per weight of the blocks and the head."""
     if config.minutes:
         return UNKNOWN
+    if config.epochs:
+        raise UsageError(f"--epochs {config.epochs:g} needs the data here; plan with --tokens")
     tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     return config.steps or math.ceil(tokens / config.tokens_per_step)
 

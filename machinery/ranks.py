@@ -204,5 +204,5 @@ class Signals:
     def _note(self, signum, frame) -> None:
         if self.received == signum == signal.SIGINT:
             signal.signal(signum, signal.SIG_IGN)
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("at once: the same command resumes from the newest checkpoint")
         self.received = signum

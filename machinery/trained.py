@@ -51,19 +51,37 @@ def is_export(path: Path) -> bool:
     return str(path).startswith("hf:") or any((path / name).exists() for name in names)
 
 
+def folder_of(word: str) -> str:
+    """The folder that a word means: that of a preset's run, its path, or its name in runs/."""
+    own = f"runs/{word}"
+    is_name = find_preset(word) or not os.path.exists(word) and os.path.isdir(own)
+    return own if is_name else word
+
+
 def find_model(word: str) -> dict[str, str]:
     """MODEL, the first word after the command -> the options that it stands for."""
-    path = Path(word)
-    if find_preset(word):
-        return dict(run_dir=f"runs/{word}")
-    if (path / "checkpoints").is_dir():
-        return dict(run_dir=word)
+    folder = folder_of(word)
+    path = Path(folder)
+    if find_preset(word) or (path / "checkpoints").is_dir():
+        return dict(run_dir=folder)
     if (path / "trainer.json").exists() or is_export(path):
-        return dict(checkpoint=word)
+        return dict(checkpoint=folder)
     raise UsageError(
-        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run, a "
-        "checkpoint or an export"
+        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor a run, a checkpoint or an "
+        f"export; {remedy_for(word)}"
     )
+
+
+def remedy_for(word: str) -> str:
+    """What to do if there is no such run from the current directory, or it has no checkpoint."""
+    home = Path(__file__).parents[1]
+    run = Path("" if "/" in word else "runs", word)
+    runs = [str(path.parent) for path in sorted(run.parent.glob("*/checkpoints"))]
+    if checkpoint.checkpoints(home / run / "checkpoints"):
+        return f"cd {home}, where there is one"
+    if find_preset(run.name):
+        return f"train one first: python train.py {run.name}"
+    return f"there are {', '.join(runs)}" if runs else "train one first: python train.py"
 
 
 def run_of(path: str | Path) -> Path:
@@ -171,14 +189,12 @@ def find_checkpoint(config: EvalConfig) -> Path:
     """The checkpoint that the options name, or the newest valid one of the run."""
     root = Path(config.run_dir) / "checkpoints"
     path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
-    name = root.parent.name
     step = re.fullmatch(r"(step_)?(\d{1,12})", config.checkpoint)
     if step and not path.exists():
         path = root / f"step_{int(step[2]):08d}"
     if path is None or not path.exists():
-        runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
-        names = ", ".join(map(str, checkpoint.checkpoints(root) or [p.parent for p in runs]))
-        remedy = f"there are {names}" if names else f"train one first: python train.py {name}"
+        own = ", ".join(map(str, checkpoint.checkpoints(root)))
+        remedy = f"there are {own}" if own else remedy_for(config.run_dir or config.checkpoint)
         raise UsageError(f"there is no checkpoint at {(path or root).absolute()}; {remedy}")
     return path
 

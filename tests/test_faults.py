@@ -311,7 +311,8 @@ def test_nohup_means_that_a_terminal_may_close(small_data, tmp_path):
 def test_ctrl_c_without_patience(small_data, tmp_path):
     """Three of them at once: no checkpoint of that step, but the status is true."""
     spoil = [("signal_at", 5, signal.SIGINT)] * 3
-    start(small_data, tmp_path / "run", spoil=spoil).end(130)
+    said = start(small_data, tmp_path / "run", spoil=spoil).end(130)
+    assert said.endswith("stopped at once: the same command resumes from the newest checkpoint\n")
     found = status(tmp_path / "run")
     assert (found["state"], found["step"], found["exit_code"]) == ("preempted", 5, 130)
     start(small_data, tmp_path / "run").end(0)

@@ -21,7 +21,7 @@ from config import UsageError
 from machinery import plan
 from optim import decay_begins, lr_at
 
-MINUTES = ("--minutes", 0.08)  # 24 steps of 0.2 s, of which the last 16 decay
+MINUTES = ("--steps", 0, "--minutes", 0.08)  # 24 steps of 0.2 s, of which the last 16 decay
 AT_SPEED = ("steps_take", 60.0, 0.2)  # the first step counts for nothing
 
 
@@ -76,7 +76,7 @@ def test_the_run_is_that_of_as_many_steps(planned, small_data, tmp_path):
     assert "is finished (24 steps)" in fork(small_data, run_dir, *MINUTES)
 
     with pytest.raises(UsageError, match="minutes is 0.08 there and 0.1 here; "):
-        here(small_data, run_dir, "--minutes", 0.1)
+        here(small_data, run_dir, *MINUTES[:-1], 0.1)
     with pytest.raises(UsageError, match="steps is 24 there and 32 here; .* up to step 8 "):
         here(small_data, run_dir, "--steps", 32)
     stable = run_dir / "checkpoints" / "step_00000008"
@@ -99,7 +99,7 @@ def test_killed_before_or_after_the_number_is_fixed(planned, small_data, tmp_pat
     assert_same_state(planned, run_dir, 24)
 
     slower = tmp_path / "slower"
-    minutes = ("--minutes", 0.2)
+    minutes = (*MINUTES[:-1], 0.2)
     spoil = [AT_SPEED, ("signal_at", 5, signal.SIGTERM)]
     fork(small_data, slower, *minutes, code=143, spoil=spoil)
     fork(small_data, slower, *minutes, spoil=[("steps_take", 60.0, 0.4)])
@@ -171,4 +171,3 @@ def test_a_step_longer_than_the_whole_time_comes_to_an_end(decay):
 def test_what_depends_on_the_number_from_the_first_step_is_refused(wrong):
     with pytest.raises(UsageError, match=r"--minutes 3 needs --schedule wsd, .*0.9 or less"):
         small_preset(minutes=3.0, **wrong)
-    assert small_preset(minutes=3.0, tokens="2B").train.steps == 0

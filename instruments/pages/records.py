@@ -61,7 +61,7 @@ class RunFolder:
         self.dir = Path(folder)
         if not (self.dir / "metrics.jsonl").exists():
             runs = sorted(str(p.parent) for p in self.dir.parent.glob("*/metrics.jsonl"))
-            others = f"there are {', '.join(runs)}" if runs else "train one first: train.py"
+            others = f"there are {', '.join(runs)}" if runs else "train one first: python train.py"
             raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
         lines = read_lines(self.dir / "metrics.jsonl", METRICS)
         of = lambda kind: [line for line in lines if isinstance(line, kind)]

@@ -18,7 +18,7 @@ from config import GPTConfig, Local, TrainConfig, UsageError, find_preset
 from instruments.pages import curves, multiplier
 from instruments.pages.records import OF_A_START, RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import cli, code, disk
+from machinery import cli, code, disk, trained
 from machinery.formats import SampleLine
 from machinery.log import duration, short
 from machinery.output import say
@@ -101,13 +101,11 @@ def compare(argv: list[str]) -> int:
     return 0
 
 
-def compared(folders: list[str]) -> str:
+def compared(words: list[str]) -> str:
     """The table, what else differs, and the path of the picture, which it draws."""
-    if len(folders) < 2:
-        raise UsageError(
-            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
-        )
-    runs = [RunFolder(folder) for folder in folders]
+    if len(words) < 2:
+        raise UsageError("compare needs two runs or more: python eval.py compare tiny runs/other")
+    runs = [RunFolder(trained.folder_of(word)) for word in words]
     for run in runs:
         if not multiplier.curve_of(run):
             raise UsageError(

@@ -84,7 +84,7 @@ def page_of(argv: list[str]) -> str:
     """What `main` prints."""
     name, options = cli.first_word(argv)
     preset = cli.parse("eval.py plan", "train", [name])
-    default = PlanArgs(preset.model, preset.train, preset.run, PlanConfig())
+    default = PlanArgs(preset.train, preset.run, preset.model, PlanConfig())
     asked = cli.read_options(default, options, f"eval.py plan {name}")
     preset = replace(preset, model=asked.model, train=asked.train, run=asked.run)
     here = (preset.run.device, preset.train.dtype)
@@ -263,7 +263,7 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
         best = own
         reason = "as good as the best, as far as the law can tell"
     run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
-    return [*lines, f"{reason}: prepare_data.py {run}; train.py {run}"]
+    return [*lines, f"{reason}: python prepare_data.py {run} && torchrun train.py {run}"]
 
 
 def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:

@@ -56,10 +56,39 @@ def test_an_option_of_another_project_is_answered_with_ours():
     assert names & {f"--{name}" for name in config.FOREIGN} == {"--usd_per_hour"}
 
 
-def test_tokens_and_steps_contradict_each_other():
-    with pytest.raises(UsageError):
-        parse("tiny", "--tokens", "1M")
-    assert parse("tiny", "--tokens", "1M", "--steps", "0").train.tokens == "1M"
+LENGTHS = dict(steps=3, tokens="1M", minutes=2.0, epochs=0.5)
+
+
+def test_one_length_is_typed_and_overrides_the_presets():
+    for name, value in LENGTHS.items():
+        words = ["tiny", f"--{name}", str(value)]
+        assert getattr(parse(*words).train, name) == value
+        for other in LENGTHS.keys() - {name}:
+            assert not getattr(parse(*words).train, other)
+            with pytest.raises(UsageError, match=f"--{name}.* --|.* --{name}"):
+                parse(*words, f"--{other}={LENGTHS[other]}")
+            assert parse(*words, f"--{other}", "0" * (other != "tokens")) == parse(*words)
+
+
+def test_a_name_is_that_of_data_and_run():
+    """A folder that is given wins."""
+    data = lambda *words: cli.parse("prepare_data.py", "data", ["tiny", *words]).data.data_dir
+    assert (data(), data("--name", "pt"), data("--data_dir", "x")) == ("data/tiny", "data/pt", "x")
+    for typed, *folders in (
+        ("", "data/tiny", "runs/tiny"),
+        ("--name a.b", "data/a.b", "runs/a.b"),
+        ("--name pt --run_dir runs/tiny", "data/pt", "runs/tiny"),
+    ):
+        run = parse("tiny", *typed.split()).run
+        assert [run.data_dir, run.run_dir] == folders
+
+
+def test_help_begins_with_how_long(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    said = capsys.readouterr().out
+    found = [said.index(f"--{name} ") for name in (*LENGTHS, "name", "run_dir", "n_layer")]
+    assert found == sorted(found)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,18 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(own_data, tmp
     assert losses(run_dir) == seen
 
 
+def test_epochs_are_the_run_of_as_many_steps(trained_run, small_data, tmp_path):
+    rows = shards.Manifest.load(small_data).rows("train")
+    run_dir = tmp_path / "run"
+    words = ("--steps", 0, "--epochs", 12 * 8 / rows)  # 8 rows x 64 = 512 tokens a step
+    assert "\nrun       12 steps x 512 tokens" in start(small_data, run_dir, *words).end(0)
+    assert losses(run_dir) == losses(trained_run)
+    for again in (words, ("--steps", 12)):
+        assert "is finished (12 steps)" in start(small_data, run_dir, *again).end(0)
+    few = replace(TINY, name="tiny", train=replace(TINY.train, epochs=1e-9))
+    assert folders.open_data(small_data, few)[1].train.steps == 1
+
+
 def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(small_data, tmp_path):
     run_dir = tmp_path / "run"
     go = tmp_path / "go"

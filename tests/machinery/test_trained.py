@@ -53,6 +53,22 @@ def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     assert trained.find_model(str(trained_run)) == dict(run_dir=str(trained_run))
     assert trained.find_model(str(path)) == dict(checkpoint=str(path))
     assert trained.find_model("hf:me/mine") == dict(checkpoint="hf:me/mine")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained_run, "runs/mine")
+    (tmp_path / "tiny").mkdir()  # a preset's name goes first
+    for word, folder in (("mine", "runs/mine"), ("runs/mine", "runs/mine"), ("tiny", "runs/tiny")):
+        assert trained.find_model(word) == dict(run_dir=folder)
+    shutil.copytree(trained_run, "mine")  # a path goes before a name in runs/
+    assert trained.find_model("mine") == dict(run_dir="mine")
+    for word in ("other", "runs/other"):
+        with pytest.raises(UsageError, match=f"'{word}' .*; there are runs/mine$"):
+            trained.find_model(word)
+    monkeypatch.setattr(trained, "__file__", str(tmp_path / "machinery" / "trained.py"))
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir("sub")
+    for find in (trained.find_model, lambda word: load(Path("runs", word))):
+        with pytest.raises(UsageError, match=f"; cd {tmp_path}, where there is one"):
+            find("mine")
     assert trained.run_of(path) == trained_run  # and of a copy in a mirror:
     assert trained.run_of(tmp_path / "mirror" / "run" / path.name) == tmp_path / "mirror" / "run"
     loaded = load(trained_run)
