@@ -18,6 +18,8 @@ folder of the run or model. Uses the module uncompiled, on one device. bits_per_
 metric, instruments/ the commands. Next: session.py.
 """
 
+import machinery.needs  # first: it says which packages are missing
+
 import importlib
 from dataclasses import fields, replace
 from functools import partial

@@ -6,6 +6,8 @@
 hf/export.py does the work, and compares what the other program computes with what ours does.
 """
 
+import machinery.needs  # first: it says which packages are missing
+
 from hf.export import main
 from machinery import cli
 

@@ -9,6 +9,8 @@ resumes: the same command does only what is missing. A finished dataset is left 
 preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 
+import machinery.needs  # first: it says which packages are missing
+
 import sys
 import time
 from collections import Counter

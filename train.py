@@ -12,6 +12,8 @@ every weight as well. Fault tolerance is in machinery/. Shapes: B rows per micro
 Next: tokenizer.py, where the ids come from.
 """
 
+import machinery.needs  # first: it says which packages are missing
+
 import math
 import os
 import signal

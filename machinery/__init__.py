@@ -1,6 +1,7 @@
 """What makes a run robust and repeatable. You need not read it to understand training.
 
 errors      every exit code, in one table
+needs       a Python without the packages is told where they are
 cli         a command line becomes a preset; a mistake becomes one sentence
 output      what is printed is printable; what is recorded has no secret of a URL
 disk        a file is complete or absent; no name or link leads out of its folder

@@ -5,11 +5,13 @@ The former are real processes, which run a copy of the project with a line repla
 import importlib
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from conftest import ROOT, SMALL
 from faults import edited, start
 
 from machinery import cli
@@ -65,6 +67,22 @@ def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path)
     assert (status["state"], status["exit_code"], status["step"]) == ("failed", 1, 3)
 
 
+@pytest.mark.parametrize("program", ["train.py", "prepare_data.py", "eval.py", "export.py"])
+def test_a_python_without_the_packages_is_told_where_they_are(program, tmp_path):
+    (tmp_path / "machinery").mkdir()
+    for name in (program, "machinery/needs.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    how = dict(cwd=tmp_path, capture_output=True, text=True)
+    for remedy in (f"bash {tmp_path}/run.sh", f"source {tmp_path}/.venv/bin/activate"):
+        done = subprocess.run([sys.executable, "-S", program], **how)  # no site-packages
+        said = rf"error: .* lacks torch, .*; run: {remedy}\n"
+        assert done.returncode == 2 and re.fullmatch(said, done.stderr)
+        (tmp_path / ".venv").mkdir(exist_ok=True)
+    old = "import sys; sys.version_info = (3, 9); import machinery.needs"
+    done = subprocess.run([sys.executable, "-c", old], **how)
+    assert done.returncode == 2 and "lacks the features of Python 3.10; run: " in done.stderr
+
+
 # Wrong words -> what the sentence has to name: what was given, and a way out.
 TO_ALL = {
     "--data_dri x": ("--data_dri", "--data_dir", "--help"),
@@ -88,8 +106,15 @@ TO_ONE = {
         "--data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128": ("GB", "smaller preset"),
         "--dropout 0.1": ("--dropout", "read about once"),
         "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
+        "--steps 5 --minutes 3": ("--steps and --minutes", "give one"),
+        "--tokens 1M --epochs=2": ("--tokens and --epochs", "give one"),
+        "--epochs 2 --plan": ("--epochs 2", "--tokens"),
+        "--num_train_epochs 2": ("--epochs",),
+        "--name ../x": ("--name ../x", "--name mine"),
+        "--name ..": ("--name ..", "--name mine"),
     },
     "train.py d13x": {"": ("'d13x'", "d12", "tiny")},
+    "train.py d100": {"": ("'d100'; There are", "up to d99")},
     "prepare_data.py tiny": {
         "--source files:nowhere": ("nowhere",),
         "--source wikipedia": ("wikipedia", "stdlib"),
@@ -100,7 +125,8 @@ TO_ONE = {
         "--run_dir nowhere": ("nowhere", "train.py"),
         "--run_dir {run} --data_dir nowhere": ("nowhere", "python prepare_data.py"),
     },
-    "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m")},
+    "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m", "train one first")},
+    "eval.py compare tiny x": {"": ("runs/tiny is not the folder of a run", "train.py")},
     "eval.py lose tiny": {"": ("'lose'", "loss")},
     "eval.py sample tiny": {"--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",)},
     "eval.py report": {
