@@ -162,7 +162,7 @@ class Log:
 
 
 def write_report(run, sample: bool = False) -> str:
-    """Write loss.png and report.html, and if asked, a sample of the model's text. Returns the line
+    """Write report.html, and if asked, a sample of the model's text. Returns the line
     to print; it also reports an error, which must not end the run. run.report:
     instruments/pages/report.py; None on the other ranks, or if it cannot be imported."""
     if run.report is None:
@@ -172,7 +172,7 @@ def write_report(run, sample: bool = False) -> str:
             kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
             with sdpa_kernel([*kernels]):  # cuDNN would plan each length anew
                 return run.report.update(run, run.progress.step)
-        return f"report      {run.report.write(run.log.run_dir)}, and loss.png beside it"
+        return f"report      {run.report.write(run.log.run_dir)}"
     except Exception as error:
         return f"report      none: {reason_of(error)}"
 

@@ -34,7 +34,7 @@ from stores.store import Store
 
 SMALL = (
     "metrics.jsonl", "config.json", "code.diff", "tokenizer.json", "status.json", "samples.jsonl",
-    "eval.jsonl", "report.html", "loss.png", "wandb_id",
+    "eval.jsonl", "report.html", "wandb_id",
 )  # fmt: skip
 LARGEST_SMALL = 1 << 30  # bytes of one of these
 RENEW_S = 15.0  # of the lease

@@ -61,7 +61,7 @@ def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
     of = Manifest.load(starts(run_dir)[0]["data_dir"]).rows("val")
     for words in (f"step 0 .* 16 of {of} ", f"step 12 .* 16 of {of} ", f"done: .* {of} of {of} "):
         assert re.search(rf"^{words}rows: [\d.]+ nats/token, [\d.]+ bpb", out, re.M), words
-    for name in ("checkpoints/step_00000012", "metrics.jsonl", "loss.png"):
+    for name in ("checkpoints/step_00000012", "metrics.jsonl", "report.html"):
         assert (run_dir / name).exists() and name.split("/")[0] in out
     assert status(run_dir)["state"] == "done"
     records = metrics(run_dir)

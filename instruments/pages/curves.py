@@ -1,15 +1,14 @@
 """The pictures of a run's page, and of several runs.
 
-Draws what records.py has checked, as SVGs in the page's colours or as PNGs. Next: report.py puts
-them on the page.
+Draws what records.py has checked, in the style of picture.py. Next: report.py puts them on the
+page.
 """
 
-import io
-import re
 from collections.abc import Callable
 
 import numpy as np
 
+from instruments.pages import picture
 from instruments.pages.records import RunFolder, plain
 from machinery.log import short
 
@@ -21,56 +20,33 @@ PANELS = (  # title, key of the training records, key of the validations, is it 
     ("speed, tokens per second", "tokens_per_s", None, False),
     ("waiting for data, ms per step", "data_wait_ms", None, False),
 )
-# matplotlib's -> the page's.
-COLOURS = {"#000000": "currentColor", "#1f77b4": "var(--first)", "#ff7f0e": "var(--second)"}
+MARKERS = "os^Dv<>p"  # told apart without colours
 
 
 def label(text: str) -> str:
-    """A text for a picture, where `$` begins a formula."""
-    return plain(text)[:60].replace("$", r"\$")
+    """A text for a picture: the end of a long one, as paths differ there; `$` begins a formula."""
+    text = plain(text)
+    return (text if len(text) <= 60 else f"\N{HORIZONTAL ELLIPSIS}{text[-59:]}").replace("$", r"\$")
 
 
-def paint(form: str, size: tuple[float, float], *panels: Callable) -> bytes:
-    """Panels side by side, each drawn by a function of its axes. form: png or svg."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure  # no pyplot: works without a display
-
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "axes.titlelocation": "left"}):
-        figure = Figure(figsize=size, layout="constrained")
-        buffer = io.BytesIO()
-        for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-            draw(axes)
-            axes.grid(color="black", alpha=0.12, linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.tick_params(labelsize="small")
-            for axis in (axes.xaxis, axes.yaxis):
-                if axis.get_view_interval()[1] >= 2000:
-                    axis.set_major_formatter(lambda x, _: short(x))
-        figure.savefig(buffer, dpi=150, format=form, transparent=form == "svg")
-    return buffer.getvalue()
+def paint(title: str, size: tuple[float, float], *panels: Callable) -> str:
+    """An SVG of panels side by side, each drawn by a function of its axes."""
+    figure = picture.figure(*size)
+    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        axes.grid()
+        draw(axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_view_interval()[1] >= 2000:
+                axis.set_major_formatter(lambda x, _: short(x))
+    return picture.svg(figure, title)
 
 
-def svg_of(panel: Callable) -> tuple[str, str]:
-    """A panel for a page: the viewBox of an SVG, and its elements, without style sheets, links
-    and clip paths, and with ids for markers only. matplotlib escapes the texts in them."""
-    drawn = paint("svg", (4.6, 2.9), panel).decode()
-    box = re.search(r'viewBox="([^"]*)"', drawn)[1]
-    drawn = drawn.partition("</defs>")[2]
-    drawn = re.sub(r'(?<=<g) id="[^"]*"| clip-path="[^"]*"|font-family: [^;"]*; ', "", drawn)
-    drawn = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d)\d+|\n", r"\1", d[0]), drawn)
-    for colour, own in COLOURS.items():
-        drawn = drawn.replace(colour, own)
-    return box, drawn.partition("<defs>\n  <clipPath")[0].removesuffix("</svg>")
-
-
-def draw_run(run: RunFolder) -> tuple[list[tuple[str, str, str]], bytes]:
-    """(title, viewBox, SVG) of each picture of the page; and loss.png. Nothing before a step."""
-    if not run.steps:
-        return [], b""
-    waits = run.median("data_wait_ms") >= 10 * run.median("step_s")  # 1% of a step
-    panels = PANELS if waits else PANELS[:-1]
-    pictures = [(p[0], *svg_of(lambda axes, p=p: draw_steps(axes, run, *p))) for p in panels]
-    return pictures, paint("png", (6, 4), lambda axes: draw_steps(axes, run, *panels[0]))
+def draw_run(run: RunFolder) -> list[str]:
+    """The SVGs of the page; none before a step."""
+    draw = lambda p: paint(
+        f"{p[0]}, over tokens", (4.6, 2.9), lambda axes: draw_steps(axes, run, *p)
+    )
+    return [draw(panel) for panel in PANELS if run.steps]
 
 
 def draw_steps(axes, run: RunFolder, title, key, val_key, is_noisy) -> None:
@@ -80,17 +56,17 @@ def draw_steps(axes, run: RunFolder, title, key, val_key, is_noisy) -> None:
     last = len(tokens)
     shown = np.unique(np.geomspace(1, last, 600).round().astype(int)) - 1
     if is_noisy:
-        axes.plot(tokens[shown], values[shown], color="black", alpha=0.2, linewidth=0.6)
+        axes.plot(tokens[shown], values[shown], color="silver", linewidth=0.6)
         values = np.array(smooth(values))
     axes.plot(tokens[shown], values[shown], linewidth=1.6, label="training")
     scored = [line for line in run.validations if val_key and line.tokens > 0]
     points = [(line.tokens, getattr(line, val_key)) for line in scored]
     if points:
         style = "o-" if len(points) > 2 else "o"  # a line between two would look like a decline
-        axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
-        axes.legend(fontsize="small", frameon=False)
-    axes.set_title(title, fontsize="medium")
-    axes.set_xlabel("tokens")
+        size = 3 if len(points) < 40 else 0
+        axes.plot(*zip(*points), style, markersize=size, linewidth=1.2, label="validation")
+        axes.legend()
+    axes.set(title=title, xlabel="tokens")
     if last > 2 and 0 < tokens[0] < tokens[-1]:
         axes.set_xscale("log", subs=[])
         marks = (1, 2, 5) if tokens[-1] < 2000 * tokens[0] else (1,)
@@ -109,8 +85,9 @@ def smooth(values) -> list[float]:
     return averages
 
 
-def draw_compared(runs: list[RunFolder], common: int) -> bytes:
-    """Validation bits per byte over tokens and over training time."""
+def draw_compared(runs: list[RunFolder], common: int) -> str:
+    """Validation bits per byte over tokens and over training time; below them, which line is which
+    run."""
     is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
     unit_s, unit = (3600, "hours") if is_long else (60, "minutes")
 
@@ -124,8 +101,8 @@ def draw_compared(runs: list[RunFolder], common: int) -> bytes:
                     x,
                     [bpb for _, bpb in trained],
                     linewidth=1.4,
-                    marker="o",
-                    markersize=3,
+                    marker=MARKERS[n % len(MARKERS)],
+                    markersize=4,
                     color=f"C{n}",
                     label=label(run.dir),
                 )
@@ -133,8 +110,9 @@ def draw_compared(runs: list[RunFolder], common: int) -> bytes:
 
     def over_tokens(axes) -> None:
         draw(axes, by_time=False)
-        axes.axvline(common, color="0.6", linewidth=0.8, linestyle=":", label="compared here")
-        axes.set_ylabel("validation, bits per byte")
-        axes.legend(frameon=False)
+        axes.axvline(common, color="gray", linewidth=0.8, linestyle=":", label="compared here")
+        axes.set_title("validation, bits per byte")
+        axes.figure.legend(loc="outside lower left", ncols=2)
 
-    return paint("png", (11, 4.5), over_tokens, lambda axes: draw(axes, by_time=True))
+    size = 11, 4.2 + 0.1 * (len(runs) + 2)
+    return paint("bits per byte", size, over_tokens, lambda axes: draw(axes, by_time=True))

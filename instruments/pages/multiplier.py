@@ -17,6 +17,7 @@ from instruments.pages.records import RunFolder
 from machinery import disk
 from machinery.log import short
 
+TOO_EARLY = "n/a: one had it before its first validation"
 BLOCK = 8  # rows that are drawn together
 DRAWS = 1000
 LARGEST_ROWS = 1 << 28  # bytes of the largest file that is read: three million rows
@@ -132,7 +133,7 @@ def cell(
         return reason
     times = times_less(measure, base, other, tokens)
     if not 0 < times < math.inf:
-        return "n/a: one had it before its first validation"
+        return TOO_EARLY
     if noise is None:
         return f"no difference ({times:.2f})" if only_noise else f"{times:.2f}"
     drawn = [times_less(measure, base, other, tokens, x) for x in noise]
@@ -150,11 +151,12 @@ def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool)
     begin = max(curve_of(run)[0][0] for run in (base, other))
     rows = [("loss of both after", *MEASURES)]
     for tokens in (common, common / 2, common / 4):
-        if tokens >= begin:
-            cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
+        cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
+        if tokens >= begin and cells[0] != TOO_EARLY:
             rows.append((f"{short(tokens)} tokens", *cells))
+    title = f"how many times less {other.dir} needs than {base.dir}"
     if len(rows) == 1:
-        return [f"{other.dir} and {base.dir} have no validation in the same range"]
+        return [f"{title}: n/a, they have no validation in the same range of tokens and loss"]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return [f"how many times less {other.dir} needs than {base.dir}{remark}:", *lines]
+    return [f"{title}{remark}:", *lines]

@@ -1,12 +1,13 @@
 """A run on one page, and several runs in one picture: `python eval.py report`, `... compare A B`.
 
 Reads what a run left in its folder (records.py) and the manifest of its data. `write` makes
-RUN_DIR/loss.png and report.html, which needs no other file and no network; `compare` draws
-compare.png and prints a table. train.py calls `update` at each validation, and `write` when a run
+RUN_DIR/report.html, which needs no other file and no network; `compare` draws compare.svg and
+prints a table. train.py calls `update` at each validation, and `write` when a run
 ends; eval.py calls the rest. Next: report.html, the template.
 """
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,56 +48,60 @@ def rewrite(config: ReportConfig, load_model) -> None:
 
 
 def write(run_dir: str | Path) -> Path:
-    """Write RUN_DIR/loss.png and report.html; returns the path of the page."""
+    """Write RUN_DIR/report.html; returns its path."""
     run = RunFolder(run_dir)
-    pictures, loss_png = curves.draw_run(run)
     processes = run.processes()
-    preset, facts = configuration(run)
+    preset, facts, hashes = configuration(run)
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
         machines=run.devices,
         slow=slow_steps(processes),
-        pictures=pictures,
+        pictures=curves.draw_run(run),
         starts=processes,
         manifest=run.manifest(),
         plain=plain,
         preset=preset,
         configuration=facts,
+        hashes=hashes,
         now=time.time(),
         date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
         short=short,
         duration=duration,
     )
-    disk.write_text(run.dir / "report.html", html + "\n")
-    if loss_png:
-        disk.write_bytes(run.dir / "loss.png", loss_png)
-    return run.dir / "report.html"
+    page = run.dir / "report.html"
+    disk.write_text(page, html + "\n")
+    return page
 
 
-def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
-    """The preset that the run was begun with, if it is known; and (name, text) of what differs from
-    it, or of all."""
+HASHES = ("data_fingerprint", "tokenizer_sha256", "revisions")  # of config.json, as is its code
+
+
+def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]], list[tuple[str, str]]]:
+    """The preset that the run was begun with, if it is known; (name, text) of what differs from it,
+    or of all; and of its data and code."""
     word = cli.first_word(run.starts[0].command.split()[1:])[0] if run.starts else ""
     preset = find_preset(word)
     parts = (preset.train, preset.model, preset.run) if preset else ()
     usual = {name: value for part in parts for name, value in asdict(part).items()}
     facts = []
+    hashes = []
     for key, value in run.config.items():
         if key != "code" and plain(value) != plain(usual.get(key)):
-            facts.append((key, plain(value) or "none"))
+            (hashes if key in HASHES else facts).append((key, plain(value) or "none"))
     if run.codes:
         last = run.codes[-1]
         edits = ", and the edits in code.diff" if last.changed else ""
-        facts.append(("code", f"commit {last.commit[:12] if last.commit else 'not known'}{edits}"))
-    return word if preset else "", facts
+        commit = last.commit[:12] if last.commit else "not known"
+        hashes.append(("code", f"commit {commit}{edits}"))
+    return word if preset else "", facts, hashes
 
 
 # -------------------------------------------------------------------------------- several runs
 
 
 def compare(argv: list[str]) -> int:
-    """`eval.py compare RUN RUN ...`: draw compare.png beside the first run; print the table."""
+    """`eval.py compare RUN RUN ...`: draw compare.svg beside the first run; print the table."""
     say(compared(argv))
     return 0
 
@@ -156,9 +161,9 @@ def compared(words: list[str]) -> str:
     lines += ["", *differ, advice]
     if between:
         lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
-    path = runs[0].dir.parent / "compare.png"
+    path = runs[0].dir.parent / "compare.svg"
     try:
-        disk.write_bytes(path, curves.draw_compared(runs, common))
+        disk.write_text(path, curves.draw_compared(runs, common))
         lines.append(f"picture: {path}")
     except OSError as error:
         lines.append(f"picture: none, as {path} cannot be written ({error.strerror})")
@@ -194,7 +199,8 @@ def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
         )
     elif differ.keys() == {"seed"} and not of_code:
         advice = f"{ONLY_NOISE}: only the seed differs, so all of it is noise"
-    return [*(f"{key}: {', '.join(found)}" for key, found in differ.items()), *of_code], advice
+    brief = lambda found: re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}", r"\1", ", ".join(found))
+    return [*(f"{key}: {brief(found)}" for key, found in differ.items()), *of_code], advice
 
 
 def differences_of_code(runs: list[RunFolder]) -> list[str]:

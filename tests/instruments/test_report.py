@@ -8,6 +8,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
@@ -17,7 +18,7 @@ from data_helpers import prepare_tiny
 import eval
 import train
 from config import PRESETS, UsageError
-from instruments.pages import curves, report
+from instruments.pages import curves, picture, report
 from instruments.pages.records import thinned
 from instruments.talk.sample import find_prompts
 from machinery.formats import METRICS, SampleLine, parse, read_lines
@@ -133,11 +134,11 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     one = dict(steps="0 to 10", time="30s", command="train.py tiny")
     assert one.items() <= page.starts[0].items()
     assert page.texts("pre") == ["if a < b:\n    return"]
-    assert page.tags.count("svg") == 5 and all(link.startswith("#m") for link in page.links)
+    assert page.tags.count("svg") == 6 and all(link.startswith("#m") for link in page.links)
     raw = (folder / "report.html").read_text()
     policy = re.search("Content-Security-Policy.* content=\"default-src 'none'; ([^\"]*)", raw)[1]
     assert "script" not in page.tags + [policy]
-    assert not re.search(r"https?:|url\(|<style.*<style", raw, re.DOTALL)
+    assert not re.search(r"https?:(?!//www\.w3\.org)|url\((?!#)|refresh|<details open", raw)
 
 
 def test_restarts_are_told_and_steps_done_twice_count_in_the_time(tmp_path):
@@ -155,6 +156,7 @@ def test_restarts_are_told_and_steps_done_twice_count_in_the_time(tmp_path):
     assert (second["steps"], second["time"]) == ("5 to 8", "10s")
     assert [total[name] for name in ("time", "validation", "saving")] == ["31s", "5s", "1s"]
     assert "16s of training on 2 x cpu, then 1 x cpu" in page.head
+    assert re.search('"refresh" content="60">.*<details open>', page.page, re.DOTALL)
 
 
 BROKEN = {
@@ -175,7 +177,7 @@ def test_a_page_of_an_unfinished_run(name, tmp_path):
     for file, content in (("status.json", b"\xff"), ("config.json", b'{"steps": 10')):
         page = page_of(folder)
         assert words in page.page and "unknown" in page.head
-        assert page.tags.count("svg") == (5 if any("loss" in r for r in records) else 0)
+        assert page.tags.count("svg") == (6 if any("loss" in r for r in records) else 0)
         (folder / file).write_bytes(content)
         words = words.replace(" of 10", "") if file == "config.json" else words
 
@@ -199,19 +201,22 @@ FILES = {
 }
 
 
+@pytest.mark.pictures
 def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     """A page that closes its tags, and runs and loads nothing. Which lines are left out:
     test_formats.py."""
     seen = dict(watch=dict(wait_s=0.5, saving=True))
     watched = [r | seen if "loss" in r else r for r in ten_steps()]
     by_source = validation(10, 1.9, val_bpb_by_source={EVIL: 1.0, "b": 2.0}, epochs={EVIL: 1.0})
-    folder = make_run(tmp_path / "all", [START, *watched, by_source], **{EVIL: EVIL})
+    folder = make_run(tmp_path / "<b>&'$x_1$", [START, *watched, by_source], **{EVIL: EVIL})
     samples = every_field(dict(step=4, tokens=1, prompt="def", text="x"))
     (folder / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in samples))
     page = page_of(folder)  # with all its pictures
-    assert set(page.tags) <= ALLOWED and page.tags.count("svg") >= 5
+    assert set(page.tags) <= ALLOWED and page.tags.count("svg") == 6
     report.compared([str(folder), str(folder)])
-    monkeypatch.setattr(curves, "draw_run", lambda run: ([], b""))
+    drawn = ElementTree.parse(tmp_path / "compare.svg").getroot()
+    assert drawn.get("role") == "img" and folder.name in "".join(drawn.itertext())
+    monkeypatch.setattr(curves, "draw_run", lambda run: [])
     for name, record in FILES.items():
         for odd in every_field(record):
             (folder / name).write_text(json.dumps(odd))
@@ -220,7 +225,7 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
 
 ALLOWED = {
     *"html meta title style main header h1 h2 section div p b span table tr th td "
-    "figure figcaption pre details summary svg g path defs use text".split()
+    "figure figcaption pre details summary svg g path defs use text clippath rect".split()
 }
 
 
@@ -232,7 +237,7 @@ def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser,
     (folder / "samples.jsonl").write_text(json.dumps(sample))
     path = report.write(folder)
     with opened(browser, path, width, scheme) as page:
-        assert page.title() == "Run a" and page.locator("svg").count() == 5
+        assert page.title() == "Run a" and page.locator("svg").count() == 6
         assert page.locator("pre").inner_text().startswith("</pre><script>")
     path.write_text(path.read_text().replace("<h1>", f"<h1>{EVIL}"))
     with opened(browser, path, width, scheme) as page:
@@ -240,9 +245,28 @@ def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser,
 
 
 # -------------------------------------------------------------------------------- its colours
+def rgb_of(colour: str) -> list[float]:
+    return [x / 255 for x in bytes.fromhex(colour[1:])]
+
+
 def luminance(rgb: list[float]) -> float:
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
     return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear)) + 0.05
+
+
+def contrast(*pair: list[float]) -> float:
+    low, high = sorted(map(luminance, pair))
+    return high / low
+
+
+def test_pictures_can_be_read_by_day_and_by_night():
+    """Texts and lines, of which the pale ones are for no text; in the colours of the page."""
+    page = (ROOT / "instruments/pages/report.html").read_text()
+    for name, shades in picture.SHADES.items():
+        least = dict(line=1, card=1, paper=1, pale=3).get(name, 4.5)
+        for shade, paper in zip(shades[:2], picture.SHADES["paper"]):
+            assert contrast(rgb_of(shade), rgb_of(paper)) >= least, name
+            assert f"--{name}:" not in page or f"--{name}: {shade};" in page
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("instruments/*/*.html")], ids=lambda page: page.stem)
@@ -252,7 +276,7 @@ def test_text_can_be_read_by_day_and_by_night(page):
     light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     for block in (light, light + dark):
         says = dict(re.findall(r"--([\w-]+): ([^;]+);", block))
-        rgb = {k: [x / 255 for x in bytes.fromhex(v[1:])] for k, v in says.items() if v[0] == "#"}
+        rgb = {name: rgb_of(value) for name, value in says.items() if value[0] == "#"}
         grounds = [rgb.pop(name) for name in "card ask page paper sheet".split() if name in rgb]
         pairs = [(rgb[k], g) for k in rgb.keys() - {"line", "on-accent"} for g in grounds]
         if "accent" in rgb:
@@ -263,8 +287,7 @@ def test_text_can_be_read_by_day_and_by_night(page):
             shade = [share * int(a) / 255 + (1 - share) * b for a, b in zip(hue, grounds[-1])]
             pairs.append((rgb.get("ink", rgb.get("text")), shade))
         for pair in pairs:
-            low, high = sorted(map(luminance, pair))
-            assert high / low >= 4.5, (pair, block)
+            assert contrast(*pair) >= 4.5, (pair, block)
 
 
 # -------------------------------------------------------------------------------- several runs
@@ -281,7 +304,7 @@ def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     _, first, second = rows_of(out)
     assert first == [str(a), "10K", "2.0000", "3.0000", "+0.0000", "500", "10s"]
     assert second == [str(b), "20K", "1.0000", "3.0000", "+0.0000", "500", "10s"]  # at 5K
-    assert "extras: value_embeds, none" in out and str(tmp_path / "compare.png") in out
+    assert "extras: value_embeds, none" in out and str(tmp_path / "compare.svg") in out
     begun = make_run(tmp_path / "c", [validation(5, 3.0), *ten_steps(1.99999)[7:]])
     _, _, third = rows_of(report.compared([str(a), str(begun)]))
     assert third[4] == "+0.0000"  # not -0.0000
@@ -438,7 +461,9 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     page = Page((trained / "report.html").read_text())
     rows = page.rows
     manifest = json.loads((two_sources / "manifest.json").read_text())
-    assert "in 12 steps" in page.head and rows["data_fingerprint"] == manifest["fingerprint"]
+    assert "in 12 steps" in page.head
+    data, differs = page.page.split("<details><summary>")[-2:]
+    assert manifest["fingerprint"] in data and not re.search("[0-9a-f]{20}", differs)
     assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
     lines = (trained / "metrics.jsonl").read_text().splitlines()
