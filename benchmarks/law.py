@@ -1,6 +1,6 @@
 """The law L(N, D) = E + A N^-a + B D^-b: its fit, its intervals, its picture and its tables.
 
-`python benchmarks/law.py` writes SCALING.md and scaling.png from the rows of SCALING.jsonl (our
+`python benchmarks/law.py` writes SCALING.md and scaling.svg from the rows of SCALING.jsonl (our
 runs on a CPU) and of PUBLISHED.jsonl (other people's on GPUs), and instruments/run/law.json, with
 which `eval.py plan d12 --gpu H100` predicts. N: weights of the blocks and the head. D: tokens. L:
 bits per byte (Hoffmann et al. 2022, approach 3). Needs requirements-scaling.txt.
@@ -12,10 +12,10 @@ import statistics
 import sys
 import textwrap
 from itertools import product
-from pathlib import Path
 
 import runs
 from config import UsageError, find_preset, install
+from instruments.pages import picture
 from machinery import cli, disk
 from machinery.formats import read_lines
 from machinery.log import short
@@ -24,7 +24,6 @@ from runs import ROOT, table
 
 try:
     import numpy as np
-    from matplotlib.figure import Figure
     from scipy.optimize import least_squares
 except ImportError as error:
     print(f"error: {error}; {install('requirements-scaling.txt')}", file=sys.stderr)
@@ -262,9 +261,10 @@ def optimum(ours: Law, theirs: Law) -> str:
 # ---------------------------------------------------------------- the picture
 
 
-def draw(rows: list[dict], law: Law, path: Path) -> None:
-    """Left: loss against FLOPs, a line per size. Right: loss against size, a line per budget."""
-    fig = Figure((9, 3.6), layout="constrained")
+def draw(rows: list[dict], law: Law) -> str:
+    """An SVG. Left: loss against FLOPs, a line per size. Right: loss against size, a line per
+    budget."""
+    fig = picture.figure(9, 4.4)
     left, right = fig.subplots(1, 2, sharey=True)
     for depth in sorted({row["depth"] for row in rows}):
         runs = sorted((r["flops"], r["bpb"]) for r in rows if r["depth"] == depth)
@@ -272,27 +272,28 @@ def draw(rows: list[dict], law: Law, path: Path) -> None:
         fitted = sorted((r["flops"], r) for r in law.rows if r["depth"] == depth)
         guesses = [law.predict(r["weights"], r["tokens"])[0] for _, r in fitted]
         left.plot([f for f, _ in fitted], guesses, "--", lw=1, color=line.get_color())
-    left.set(xscale="log", yscale="log", xlabel="FLOPs (dashed: the law)", ylabel="bits per byte")
-    left.legend(fontsize=8)
-    N = np.geomspace(law.N.min() / 2, law.N.max() * 2, 100)
-    for budget in (5e12, 1e13, 2e13, 4e13):
+    left.set(xscale="log", yscale="log", xlabel="FLOPs (dashed: the law)", title="bits per byte")
+    N = np.geomspace(law.N.min() / 4, law.N.max() * 2, 100)
+    budgets = {5e12: "C5", 1e13: "C6", 2e13: "C8", 4e13: "C9"}
+    for budget, color in budgets.items():
         losses = np.exp(law.log_loss(law.p, N, budget / 6 / N))
-        (line,) = right.plot(N, losses, lw=1, label=f"{budget:.0e}")
+        right.plot(N, losses, lw=1, color=color, label=f"{budget:.0e}")
         for size in sorted(set(law.N)):  # between its runs, on a line in logarithms
             runs = sorted((6 * n * d, x) for n, d, x in zip(law.N, law.D, law.losses) if n == size)
             flops, logs = zip(*runs)
             if flops[0] <= budget <= flops[-1]:
                 loss = np.exp(np.interp(np.log(budget), np.log(flops), logs))
-                right.plot([size], [loss], "o", ms=5, color=line.get_color())
+                right.plot([size], [loss], "o", ms=5, color=color)
         best, tokens = best_size(law, budget)
         right.plot([best], [law.predict(best, tokens)[0]], "k*", ms=8)
     right.set(ylim=(1, 2.4))
     right.set(xscale="log", yscale="log", xlabel="weights N, at D = C / 6N tokens")
-    right.legend(title="FLOPs C (star: the law's best)", fontsize=8)
+    right.set_title("for C FLOPs (star: the law's best)")
     for axes in (left, right):
         axes.yaxis.set_major_formatter("{x:g}"), axes.yaxis.set_minor_formatter("{x:g}")
-        axes.grid(alpha=0.3)
-    fig.savefig(path, dpi=110)
+        axes.grid()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, handlelength=1)
+    return picture.svg(fig, "loss against FLOPs, and against size at equal FLOPs")
 
 
 def newest(rows: list[dict]) -> list[dict]:
@@ -331,13 +332,13 @@ def main(argv: list[str]) -> int:
             f"over 65%. One thread each. {'; '.join(', '.join(x) for x in about)}."
         ),
         text,
-        "![loss against FLOPs, and against size at equal FLOPs](scaling.png)\n",
+        "![loss against FLOPs, and against size at equal FLOPs](scaling.svg)\n",
         predictions(ours, theirs),
         optimum(ours, theirs),
     ]
     text = "\n".join(filter(None, sections))
     disk.write_text(HERE / "SCALING.md", text)
-    draw(grid, ours, HERE / "scaling.png")
+    disk.write_text(HERE / "scaling.svg", draw(grid, ours))
     print(text)
     return 0
 
