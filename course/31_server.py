@@ -248,7 +248,8 @@ left, right = fig.subplots(1, 2)
 left.plot(list(one), list(one.values()), "k-", label="one worker")
 left.plot([0.02, 0.03], [many["sum", n] for n in (2, 3)], "o", color="crimson", label="sum of 2, 3")
 left.plot([0.01] * 2, [many["mean", n] for n in (2, 3)], "s", label="mean of 2, 3")
-left.set(xlabel="length of a step: lr, for sums lr x n", ylabel="accuracy %"), left.legend()
+left.set(xlabel="length of a step: lr, for sums lr x n", ylabel="accuracy %", xticks=[*one])
+left.legend()
 right.axhline(5000 * 0.04, color="silver"), right.text(2.1, 180, "5,000 x 40 ms", color="gray")
 for (place, mode), style in zip({key[:2]: 0 for key in ms}, ("r:", "g:", "r-", "g-")):
     seconds = [5 * ms[place, mode, n] for n in (1, 2, 3)]

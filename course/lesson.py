@@ -84,19 +84,23 @@ def arithmetic(claim: bool, text: str) -> None:
 
 def figure(width: float = 7, height: float = 3.5):
     """A matplotlib figure; needs no display."""
-    from matplotlib.figure import Figure
+    from instruments.pages import picture
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return picture.figure(width, height)
 
 
 def save(fig, name: str) -> None:
-    """Write the figure to course/out/NAME.png; a notebook shows it."""
-    fig.savefig(OUT / f"{name}.png", dpi=100)
-    if "ipykernel" in sys.modules:
-        from IPython.display import Image, display
+    """Write the figure to course/out/NAME.svg; a notebook shows it."""
+    from instruments.pages import picture
 
-        display(Image(OUT / f"{name}.png"))
-    print(f"figure: course/out/{name}.png")
+    title = f"the figure of lesson {name}"
+    text = picture.svg(fig, title)
+    (OUT / f"{name}.svg").write_text(text, encoding="utf-8")
+    if "ipykernel" in sys.modules:
+        from IPython.display import SVG, display
+
+        display(SVG(text), metadata={"image/svg+xml": {"alt": title}})
+    print(f"figure: course/out/{name}.svg")
 
 
 def tiny_run() -> Path:

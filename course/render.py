@@ -53,7 +53,7 @@ def write(name: str, notebook, folder: Path, **shown) -> None:
     def link(found: re.Match) -> str:
         target = (folder / found[1]).resolve()
         page = PAGES / f"{target.stem}.html"
-        if target.suffix == ".png":
+        if target.suffix == ".svg":
             return found[0]  # embedded
         return f"]({page.name if page.exists() else os.path.relpath(target, PAGES)})"
 
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     from nbformat.v4 import new_markdown_cell, new_notebook
 
     readme = COURSE / "README.md"
-    figures = re.findall(r"\(figures/(\S+)\.png\)", readme.read_text(encoding="utf-8"))
+    figures = re.findall(r"\(figures/(\S+)\.svg\)", readme.read_text(encoding="utf-8"))
     numbers = {int(word) for word in argv}
     failed = False
     lessons = sorted(COURSE.glob("[0-9][0-9]_*.py"))
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
         notebook.cells.append(new_markdown_cell(exercise(number)))
         write(path.stem, notebook, COURSE, before=names[number - 1], after=names[number + 1])
         if path.stem in figures:
-            shutil.copy(COURSE / "out" / f"{path.stem}.png", COURSE / "figures")
+            shutil.copy(COURSE / "out" / f"{path.stem}.svg", COURSE / "figures")
     for path in [*sorted((COURSE / "labs").glob("lab*.md")), readme]:
         notebook = new_notebook(cells=[new_markdown_cell(path.read_text(encoding="utf-8"))])
         write("index" if path == readme else path.stem, notebook, path.parent)
