@@ -296,10 +296,9 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     gain = [late[2] - early[2] for early, late in zip(lens[0]["rows"], lens[-1]["rows"])]
     named = {*ids.tolist(), *top.indices.flatten().tolist()}
     named |= {guess for after in lens for guess, *_ in after["rows"]}
-    special = {i: name for name, i in tokenizer.special.items()}
     return dict(
         ids=ids.tolist(),
-        words={i: special.get(i) or tokenizer.decode([i]) for i in sorted(named)},
+        words={i: tokenizer.bytes_of[i].decode("latin-1") for i in sorted(named)},  # its bytes
         bits=rounded(nats / BIT),
         rank=((logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(-1) + 1).tolist(),
         top=[list(zip(i.tolist(), rounded(p, 4))) for i, p in zip(top.indices, top.values)],

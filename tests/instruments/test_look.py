@@ -299,8 +299,9 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
     model = model_of(trained)
     ids = [0, *tokenizer.encode(prompt)][:30]
     assert found["ids"] == ids
-    words = [found["words"][str(i)] for i in ids]
-    assert words[0] == "<|bos|>" and words[1:] == [tokenizer.decode([i]) for i in ids[1:]]
+    assert [found["words"][str(i)].encode("latin-1") for i in ids] == [
+        tokenizer.bytes_of[i] for i in ids
+    ]
     with torch.no_grad():
         p = model(torch.tensor([ids]))[0].softmax(-1)  # (T, V)
     for i, token in enumerate(ids[1:]):
@@ -400,6 +401,26 @@ def test_a_page_without_a_single_head_that_is_seen(browser, small_data, tmp_path
         assert "0, 1" in page.inner_text("#checks") and page.title() == "Inside <x> {{data}}"
         assert page.locator(".head").count() == 0 and page.locator("#parts tr").count() == 4
         assert "</script><b>your prompt" in page.inner_text("#facts")
+
+
+def test_a_character_of_several_tokens_is_shown_once(browser, small_data, tmp_path):  # noqa: F811
+    """In the last of them; a byte that begins none, and what would turn the line, as its code."""
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    id_of = {part: i for i, part in tokenizer.bytes_of.items()}
+    raw = "a\u6c49\u202e\U0001f642".encode() + b"\xe4"
+    model = random_model(dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8), vocab_size=512)
+    ids = torch.tensor([0, *(id_of[bytes([byte])] for byte in raw)])
+    found = look.measure(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
+    (tmp_path / "look.html").write_text(look.page(found, "x"), encoding="utf-8")
+    with opened(browser, tmp_path / "look.html") as page:
+        page.wait_for_selector("body[data-ready]")
+        shown = page.locator("#text").text_content()
+        assert shown == "<|bos|>a\u6c49\\u202e\U0001f642\\xe4next?"
+        assert page.locator(".part").count() == 3 + 3 + 4
+        assert page.locator("#t3").get_attribute("aria-label") == "\\xb1, a part of \u6c49"
+        page.click("#t4")
+        page.keyboard.press("ArrowLeft")
+        assert "came \\xb1, a part of \u6c49: " in page.inner_text("#place")
 
 
 EVIL = '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>document.title=1'
