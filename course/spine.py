@@ -50,7 +50,7 @@ class Spec:
 
 
 PARTS = {  # by the number of the lesson
-    1: Spec("counting", ("bits_per_byte",), "no line to get under"),
+    1: Spec("counting", ("bits_per_byte",), ""),
     2: Spec("gradient", ("factored_gradient",), "torch's gradient"),
     3: Spec(
         "attention",
@@ -197,9 +197,7 @@ class Text:
         training, held = (x.astype(np.uint8).tobytes() for x in lesson.exam())
         self.parts = parts
         self.have = have
-        self.counting = None
-        if 1 in have:
-            self.counting = parts["bits_per_byte"](training, held[1:], ORDER, ALPHA)
+        self.counting = parts["bits_per_byte"](training, held[1:], ORDER, ALPHA)
         self.vocabulary = [bytes([byte]) for byte in range(256)]
         if 6 in have:
             words = Counter(WORD.findall(training[:MERGES_FROM]))

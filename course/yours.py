@@ -148,8 +148,7 @@ def show(rows: list[dict], out: dict, began: float) -> None:
         if row["refused"]:
             print(f"  {row['number']} is refused: {row['refused'][:400]}")
     print(f"rows of {out['rows']:,}: {out['lost']:,} tokens in none; {out['unseen']:,} passed over")
-    if out["counting"]:
-        print(f"counting, your part 1:  {out['counting']:.3f} bits per byte: the line to get under")
+    print(f"counting, as in part 1: {out['counting']:.3f} bits per byte: the line to get under")
     print(f"your trainer:           {out['bits']:.3f} bits per byte, to about {SAME}")
     written = [line for line in out["sample"].splitlines() if line.strip()][:2] or [""]
     print(f"it writes: {' / '.join(written)[:68]!r}")
@@ -163,7 +162,7 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
     numbers = [row["number"] for row in rows if row["yours"]]
     files = b"".join((folder / f"ex{number:02d}.py").read_bytes() for number in numbers)
     entry = {"key": hashlib.sha256(files).hexdigest(), "parts": numbers}
-    entry |= {name: out[name] for name in ("bits", "sample", "counting", "losses")}
+    entry |= {name: out[name] for name in ("bits", "sample", "losses")}
     past = [*past[:-1], entry] if past and past[-1]["key"] == entry["key"] else [*past, entry]
     log.write_text(json.dumps(past))
     return past
@@ -171,7 +170,7 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
 
 def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     """course/out/yours.html: the curve of all runs, two samples, what is left."""
-    known = [bits for one in past for bits in (one["bits"], one["counting"]) if bits]
+    known = [out["counting"], *(one["bits"] for one in past)]
     low = math.floor(2 * min(known)) / 2
     top = math.ceil(2 * max(known)) / 2
     y = lambda bits: round(20 + 200 * (top - bits) / (top - low), 1)
@@ -189,11 +188,10 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
             )
         )
     lines = [(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)]
-    counting = next((one["counting"] for one in reversed(past) if one["counting"]), None)
     table = [row | dict(name=PARTS[row["number"]].name, whose=whose(row)) for row in rows]
     for row in table:
         row["lesson"] = next(lesson.COURSE.glob(f"{row['number']:02d}_*.py")).name
-    shown = dict(points=points, lines=lines, counting=counting, count_y=counting and y(counting))
+    shown = dict(points=points, lines=lines, count_y=y(out["counting"]))
     env = Environment(loader=FileSystemLoader(lesson.COURSE), autoescape=True)
     html = env.get_template("yours.html").render(rows=table, out=out, past=past, **shown)
     (lesson.OUT / "yours.html").write_text(html, encoding="utf-8")
