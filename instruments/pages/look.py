@@ -291,6 +291,7 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     test = copy_test(model, size)
     seen = probe.layers_seen()
     heads = describe_heads(probe, ids, test)
+    del test["habits"]
     below = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     maps = [(255 * probe.maps[i].cpu()[:, below]).round().byte().numpy().tobytes() for i in seen]
     gain = [late[2] - early[2] for early, late in zip(lens[0]["rows"], lens[-1]["rows"])]
@@ -306,7 +307,7 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
         heads=heads,
         maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
         parts=list(switch_off(probe, ids, size, heads)),
-        test={name: test[name] for name in ("n", "first", "again")},
+        test=test,
         bpb=(nats * (size[ids[1:]] > 0)).sum().item() / BIT / max(1, size[ids[1:]].sum().item()),
         error=max((probe.error[i] for i in seen), default=0.0),
         unseen=[i for i in range(L) if i not in seen],

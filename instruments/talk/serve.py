@@ -67,7 +67,7 @@ class Service:
     def __init__(self, model: GPT, tokenizer: Tokenizer, **about) -> None:
         self.tokenizer = tokenizer
         self.writer = Writer(model, tokenizer)
-        self.about = dict(seq_len=model.config.seq_len, **about)
+        self.about = dict(seq_len=model.config.seq_len, vocab=tokenizer.vocab_size, **about)
         self.lock = threading.Lock()  # held while a piece is drawn
 
     def page(self) -> tuple[str, str]:

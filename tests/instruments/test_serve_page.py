@@ -3,6 +3,7 @@ keyboard; in the dark, and on a narrow screen. Skipped where there is no Chromiu
 
 # ruff: noqa: F811
 import json
+import math
 import re
 
 import pytest
@@ -44,7 +45,7 @@ def base(tokenizer):
         gate.let()
 
 
-def test_text_streams_and_each_token_has_alternatives(base, browser):
+def test_text_streams_and_each_token_has_alternatives(base, browser, tokenizer):
     url, gate, server = base
     with opened(browser, url) as page:
         assert page.title() == "small" and page.inner_text("#send") == "Continue"
@@ -61,9 +62,13 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         assert re.match(ends, page.inner_text(".about"))
         page.locator(".token", has_text=re.compile(r"\w")).first.hover()  # a line's end has no size
         rows = page.locator("#alternatives div")
-        assert 8 <= rows.count() and page.locator("#alternatives .chosen").count() >= 1
+        assert 4 <= rows.count() and page.locator("#alternatives .chosen").count() >= 1
         page.mouse.move(5, 5)
         assert page.locator("#alternatives").is_hidden()
+        token = page.locator(".token").nth(1)
+        p = math.prod(token.evaluate("e => e.tokens.map(t => t.p)"))
+        shade = float(token.evaluate("e => e.style.getPropertyValue('--a')"))
+        assert shade == pytest.approx(min(1, -math.log(p, tokenizer.vocab_size)))
 
         page.locator(".token").nth(0).focus()  # by the keyboard
         first = page.inner_text("#alternatives")
@@ -73,19 +78,26 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         assert page.locator("#alternatives").is_hidden()
 
         sent = sent_last(page)
-        whole = page.input_value("#input")
+        whole = page.locator(".text").text_content()
         assert sent["temperature"] == 0.8 and sent["max_new_tokens"] == 60
-        assert whole == re.sub("\r\n?", "\n", page.locator(".text").text_content())  # a textarea's
         page.fill("#tokens", "2")
-        page.click("#send")  # goes on from there, in the same place
+        say(page, " and")  # goes on from there, in the same place
         done(page)
+        whole += " and"
         assert sent_last(page)["text"] == whole and page.locator(".turn").count() == 1
         assert page.locator(".text").text_content().startswith(whole)
+        assert page.input_value("#input") == ""  # the text stands once
         seed = sent_last(page)["seed"]
         page.click("#again")  # from the same place once more, beside it
         done(page)
         assert sent_last(page)["seed"] != seed
         assert sent_last(page)["text"] == whole and page.locator(".turn").count() == 2
+        page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+        page.click("text=Copy >> nth=1")
+        copied = page.evaluate("copied")
+        assert copied == page.locator(".text").nth(1).text_content()
+        page.click("text=Edit >> nth=1")
+        assert page.input_value("#input") == re.sub("\r\n?", "\n", copied)  # a textarea's
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
 
@@ -126,7 +138,7 @@ def test_clear_while_an_answer_streams(tokenizer, browser):
         gate.let()
         done(page)
         assert sent_last(page)["messages"] == [{"role": "user", "content": "second?"}]
-        assert page.locator(".bad").count() == 0
+        assert page.locator(".bad:visible").count() == 0
 
 
 HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script>'"`]]>&lt;\u202e"""
@@ -137,7 +149,7 @@ def test_hostile_strings_stay_text(tokenizer, browser):
     model = build(tokenizer)
     with serving(model, tokenizer, name=HOSTILE) as (url, _), opened(browser, url) as page:
         others = [[HOSTILE, 0.6], ["</div>" + HOSTILE, 0.3]]
-        token = dict(id=5, text=HOSTILE, p=0.6, top=others)
+        token = dict(id=5, text=HOSTILE, p=0.6, top=others)  # \u202e would turn the line
         piece = json.dumps(dict(text=HOSTILE, tokens=[token], end="stop"))
         page.route("**/draw", lambda route: route.fulfill(body=piece + "\n"))
         say(page, HOSTILE)
@@ -148,8 +160,10 @@ def test_hostile_strings_stay_text(tokenizer, browser):
         page.wait_for_selector(".bad")
         page.locator(".token").first.hover()
         assert page.locator("#alternatives div").count() == 2
+        assert "\\u202e" in page.inner_text("#alternatives")
         for name in ("#name", ".prompt", ".token", ".bad"):
-            assert page.locator(name).first.text_content() == HOSTILE
+            assert page.locator(name).first.text_content().startswith(HOSTILE)
+        assert page.input_value("#input") == HOSTILE
         assert page.title() == " ".join(HOSTILE.split()) and page.locator("img").count() == 0
         assert page.locator("script").count() == 2
         blocked = """() => new Promise((done) => {
@@ -168,21 +182,42 @@ def test_a_conversation(tokenizer, browser):
         with opened(browser, url) as page:
             assert page.inner_text("#send") == "Send"
             page.fill("#tokens", "20")
+            page.fill("#system", "Be brief.")
             for i in range(3):
                 say(page, f"What is {i}?")
                 done(page)
                 assert page.input_value("#input") == ""
             answers = page.locator(".answer .text").all_inner_texts()
-            roles = ["user", "assistant", "user", "assistant", "user"]
+            roles = ["system", "user", "assistant", "user", "assistant", "user"]
             assert [m["role"] for m in sent_last(page)["messages"]] == roles and all(answers)
             for _ in range(3):
                 say(page, "name_1(x) and name_2(x) and name_3(x)?")
                 done(page)
             assert "no longer fit and were left out" in page.inner_text("#talk")
             assert page.locator(".about.bad").count() == 0
-            say(page, "name_1(x) " * 80)
+            long = "name_1(x) " * 80
+            page.route("**/draw", lambda route: route.abort())  # a dead server
+            for sentence in ("does it still run?", "160 fit, the answer's included; shorten"):
+                say(page, long)
+                page.wait_for_selector(f'#failed:has-text("{sentence}")')
+                assert page.input_value("#input") == long and page.locator(".ask").count() == 6
+                page.unroute("**/draw")
+
+
+def test_no_popover_opens_under_a_pointer_at_rest(base, browser):
+    url, gate, _ = base
+    gate.let()
+    with opened(browser, url) as page:
+        for _ in range(2):  # in the second, the pointer is where a token comes to be
+            say(page, "def")
             done(page)
-            assert "160 fit, the answer's included; shorten" in page.locator(".bad").inner_text()
+            box = page.locator(".token .ink:not(:empty)").first.bounding_box()
+            at = box["x"] + 2, box["y"] + 9
+            assert page.locator("#alternatives").is_hidden()
+            page.mouse.move(*at)
+            assert page.locator("#alternatives").is_visible()
+            page.click("#clear", force=True)
+            page.mouse.move(*at)
 
 
 @pytest.mark.parametrize("width, scheme", SCREENS)
@@ -190,6 +225,10 @@ def test_the_page_fits(base, browser, scheme, width):
     url, gate, server = base
     gate.let()
     with opened(browser, url, width, scheme, height=700) as page:
+        compact = width < 640
+        assert page.locator("form").bounding_box()["y"] > 700 - (70 if compact else 90)
+        if compact:
+            page.click("#more")
         page.fill("#tokens", "60")
         say(page, "def name_1(x):\n" + "x" * 300)
         done(page)
