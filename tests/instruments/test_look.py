@@ -7,6 +7,7 @@ import re
 import zlib
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from instruments.pages.look import Probe
 from machinery.errors import NonFiniteError
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
-from model import GPT, apply_rope, rms_norm
+from model import GPT
 from tokenizer import Tokenizer
 
 CPU = ["--device", "cpu"]
@@ -53,6 +54,9 @@ SHAPES = st.builds(
 )
 
 
+ONE_HEAD = dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8)
+
+
 def random_model(shape: dict, seed: int = 0, **more) -> GPT:
     """All of its weights at work: none is at 0, as `out` and `down` are at first."""
     sizes = dict(seq_len=48, vocab_size=70, n_embd=32, mlp_hidden=48)
@@ -72,67 +76,37 @@ def text_for(model: GPT, T: int = 40, seed: int = 0) -> torch.Tensor:
     return ids
 
 
-@torch.no_grad()
-def attention_by_hand(model: GPT, layer: int, x, ids) -> tuple[torch.Tensor, torch.Tensor]:
-    """From what an Attention module got, x (T, C), and its own weights, one query after another ->
-    the shares (H, T, T), and the module's output (T, C)."""
-    c = model.config
-    attn = model.blocks[layer].attn
-    T = len(ids)
-    q = attn.q(x).view(T, c.n_head, c.head_dim)
-    k, v = (m(x).view(T, c.n_kv_head, c.head_dim) for m in (attn.k, attn.v))
-    if c.has_value_embed(layer):
-        gate = 3 * attn.value_gate(x[:, :12]).sigmoid()
-        v = v + gate[..., None] * model.value_embeds[str(layer)](ids).view(v.shape)
-    if "key_offset" in c.extras:
-        shifted = k.clone()
-        half = c.head_dim // 2
-        for t in range(1, T):
-            for d in range(c.head_dim):
-                if d % half >= half // 2 and ids[t] != c.bos_id:
-                    shifted[t, :, d] = k[t - 1, :, d]
-        k = shifted
-    if c.qk_norm:
-        q, k = rms_norm(q), rms_norm(k)
-    if c.has_rope(layer):
-        q, k = (apply_rope(y[None], model.cos[:T], model.sin[:T])[0] for y in (q, k))
-    shares = torch.zeros(c.n_head, T, T)
-    out = torch.zeros(T, c.n_head, c.head_dim)
-    begin = 0
-    for t in range(T):
-        begin = t if c.doc_mask and ids[t] == c.bos_id else begin
-        for h in range(c.n_head):
-            g = h // (c.n_head // c.n_kv_head)
-            scores = k[begin : t + 1, g] @ q[t, h] / c.head_dim**0.5
-            shares[h, t, begin : t + 1] = scores.softmax(0)
-            out[t, h] = shares[h, t, : t + 1] @ v[: t + 1, g]
-    return shares, attn.out(out.view(T, -1))
+def kernel_by_hand(kept: list, q, k, v, attn_mask=None, **_) -> torch.Tensor:
+    """PyTorch's kernel on one row, causal or with a mask, one query after another: q and what it
+    returns (1, H, T, D). Keeps its shares (H, T, T)."""
+    _, H, T, D = q.shape
+    shares = torch.zeros(H, T, T)
+    out = torch.zeros_like(q)
+    for h in range(H):
+        g = h * k.size(1) // H
+        for t in range(T):
+            seen = torch.arange(T) <= t if attn_mask is None else attn_mask[..., t, :].flatten()
+            shares[h, t, seen] = (k[0, g, seen] @ q[0, h, t] / D**0.5).softmax(0)
+            out[0, h, t] = shares[h, t] @ v[0, g]
+    kept.append(shares)
+    return out
 
 
 @SEVERAL
 @given(SHAPES, st.integers(0, 99))
-def test_the_shares_are_those_that_give_the_modules_output(shape, seed):
-    """From the module's own q, k, v; and what a page keeps of them sums to 1."""
+def test_the_shares_are_those_that_give_the_models_output(shape, seed):
     model = random_model(shape, seed)
     ids = text_for(model, 20, seed)
-    seen = {}
-    outputs = {}
-
-    def keep(i, _, args, out):
-        seen[i] = args[0][0]
-        outputs[i] = out[0]
-
-    for i, block in enumerate(model.blocks):
-        block.attn.register_forward_hook(partial(keep, i))
     probe = Probe(model)
-    probe(ids)
+    logits = probe(ids)
     assert probe.layers_seen() == list(range(model.config.n_layer))
     assert max(probe.error.values()) < 1e-5
-    for i, p in probe.maps.items():
-        shares, out = attention_by_hand(model, i, seen[i], ids)
-        assert (p - shares).abs().max() < 1e-5
-        assert (out - outputs[i]).abs().max() < 1e-5 * outputs[i].abs().max().clamp(min=1)
-        assert (p.sum(-1) - 1).abs().max() < 1e-6 and not p.triu(1).any()
+    kept = []
+    slow = partial(kernel_by_hand, kept)
+    with mock.patch("torch.nn.functional.scaled_dot_product_attention", slow), torch.no_grad():
+        assert (model(ids[None])[0] - logits).abs().max() < 1e-4
+    for p, shares in zip(probe.maps.values(), kept, strict=True):
+        assert (p - shares).abs().max() < 1e-5 and (p.sum(-1) - 1).abs().max() < 1e-6
 
 
 @SEVERAL
@@ -251,6 +225,11 @@ def test_the_attention_of_a_student(how):
 
 
 # ----------------------------------------------------------------------------------- the command
+@pytest.fixture
+def tokenizer(small_data):
+    return Tokenizer.load(small_data / "tokenizer.json")
+
+
 @pytest.fixture(scope="module")
 def trained(small_data, tmp_path_factory):
     """A run with grouped queries."""
@@ -261,13 +240,10 @@ def trained(small_data, tmp_path_factory):
     return run_dir
 
 
-def look_at(*words) -> dict:
+def look_at(run_dir: Path, *words) -> dict:
     """What the page of a command says: its data."""
-    words = [str(word) for word in words]
-    assert evaluate.main(["look", *words, *CPU]) == 0
-    run_dir = Path(words[0])
-    out = words[words.index("--out") + 1] if "--out" in words else run_dir / "look.html"
-    page = Path(out).read_text()
+    assert evaluate.main(["look", str(run_dir), *map(str, words), *CPU]) == 0
+    page = (run_dir / "look.html").read_text()
     text = re.search(r'<script type="application/json" id=data>(.*?)</script>', page, re.DOTALL)
     return json.loads(text[1])
 
@@ -299,48 +275,44 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
     model = model_of(trained)
     ids = [0, *tokenizer.encode(prompt)][:30]
     assert found["ids"] == ids
-    assert [found["words"][str(i)].encode("latin-1") for i in ids] == [
-        tokenizer.bytes_of[i] for i in ids
-    ]
+    assert all(found["words"][str(i)].encode("latin-1") == tokenizer.bytes_of[i] for i in ids)
     with torch.no_grad():
         p = model(torch.tensor([ids]))[0].softmax(-1)  # (T, V)
-    for i, token in enumerate(ids[1:]):
-        assert found["bits"][i] == pytest.approx(-math.log2(p[i, token]), abs=1e-3)
-        assert found["rank"][i] == 1 + (p[i] > p[i, token]).sum()
-        best = p[i].sort(descending=True)
-        for (w, share), value, k in zip(found["top"][i], best.values, best.indices):
-            assert share == pytest.approx(value.item(), abs=1e-4) and w == k
     T = len(ids)
+    right = p[range(T - 1), ids[1:]]
+    assert found["bits"] == pytest.approx((-right.log2()).tolist(), abs=1e-3)
+    assert found["rank"] == [1 + int((row > x).sum()) for row, x in zip(p, right)]
+    best = p.sort(descending=True)
+    w, share = torch.tensor(found["top"]).unbind(-1)  # (T, 5)
+    assert (w == best.indices[:, :5]).all() and (share - best.values[:, :5]).abs().max() < 1e-4
     heads = found["heads"]
     maps = zlib.decompress(base64.b64decode(found["maps"]))
     assert len(maps) == len(heads) * T * (T + 1) // 2 and len(heads) == 12
     probe = Probe(model)
     probe(torch.tensor(ids))
-    for n, head in enumerate(heads):
-        p = probe.maps[head["layer"]][head["head"]]
-        start = n * T * (T + 1) // 2
-        for i in range(T):
-            row = torch.tensor(list(maps[start : start + i + 1])) / 255
-            assert (row - p[i, : i + 1]).abs().max() <= 1 / 510 + 1e-6
-            start += i + 1
+    below = torch.ones(T, T).tril().bool()
+    seen = [probe.maps[head["layer"]][head["head"]][below] for head in heads]
+    kept = torch.tensor([*maps]) / 255
+    assert (kept - torch.cat(seen)).abs().max() <= 1 / 510 + 1e-6
     parts = {(part["layer"], part["part"]) for part in found["parts"]}
     assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attention", "mlp")}
     size = torch.from_numpy(tokenizer.token_bytes)[ids]
     whole = torch.tensor(found["bits"])
     for part in found["parts"]:
         off = Probe(model, off=(part["layer"], part["part"]))(torch.tensor(ids)).log_softmax(-1)
-        bits = torch.tensor([-off[i, token] / math.log(2) for i, token in enumerate(ids[1:])])
+        bits = -off[range(T - 1), ids[1:]] / math.log(2)
         assert part["bpb"] == pytest.approx(((bits - whole).sum() / size.sum()).item(), abs=1e-3)
     assert found["unseen"] == []
 
 
 def test_a_prompt_needs_no_data_and_a_row_does(trained, tmp_path):
-    where = ["--data_dir", tmp_path / "none"]
-    prompt = ["--prompt", "def", "--out", tmp_path / "page.html"]
-    assert look_at(trained, *where, *prompt)["source"] == "your prompt"
+    where = ["--data_dir", str(tmp_path / "none")]
+    prompt = ["--prompt", "def", "--out", str(tmp_path / "page.html")]
+    assert evaluate.main(["look", str(trained), *CPU, *where, *prompt]) == 0
+    assert "your prompt" in (tmp_path / "page.html").read_text()
     for options in (where, ["--row", "99999"]):
-        with pytest.raises(UsageError, match=str(options[1])):
-            evaluate.main(["look", str(trained), *CPU, *map(str, options)])
+        with pytest.raises(UsageError, match=options[1]):
+            evaluate.main(["look", str(trained), *CPU, *options])
 
 
 # ---------------------------------------------------------------------------------- the browser
@@ -387,11 +359,10 @@ def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
         assert pressed("worth") == "true"
 
 
-def test_a_page_without_a_single_head_that_is_seen(browser, small_data, tmp_path):  # noqa: F811
+def test_a_page_without_a_single_head_that_is_seen(browser, tokenizer, tmp_path):  # noqa: F811
     model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
     for block in model.blocks:
         block.attn = Flipped(block.attn, "linear")
-    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     unseen = look.measure(model, text_for(model), tokenizer)
     assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
     unseen |= dict(source="</script><b>your prompt", step=0, trained=0)
@@ -403,12 +374,11 @@ def test_a_page_without_a_single_head_that_is_seen(browser, small_data, tmp_path
         assert "</script><b>your prompt" in page.inner_text("#facts")
 
 
-def test_a_character_of_several_tokens_is_shown_once(browser, small_data, tmp_path):  # noqa: F811
+def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_path):  # noqa: F811
     """In the last of them; a byte that begins none, and what would turn the line, as its code."""
-    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     id_of = {part: i for i, part in tokenizer.bytes_of.items()}
     raw = "a\u6c49\u202e\U0001f642".encode() + b"\xe4"
-    model = random_model(dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8), vocab_size=512)
+    model = random_model(ONE_HEAD, vocab_size=512)
     ids = torch.tensor([0, *(id_of[bytes([byte])] for byte in raw)])
     found = look.measure(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
     (tmp_path / "look.html").write_text(look.page(found, "x"), encoding="utf-8")
@@ -457,10 +427,9 @@ def test_nothing_in_the_data_becomes_part_of_the_page(browser, trained, tmp_path
     context.close()
 
 
-def test_a_model_of_nan_is_an_error_and_no_page(small_data):
-    model = random_model(dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8), vocab_size=512)
+def test_a_model_of_nan_is_an_error_and_no_page(tokenizer):
+    model = random_model(ONE_HEAD, vocab_size=512)
     with torch.no_grad():
         model.head.weight[3] = torch.nan
-    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     with pytest.raises(NonFiniteError):
         look.measure(model, text_for(model), tokenizer)

@@ -145,9 +145,6 @@ def test_several_samples_of_a_prompt_differ(trained_run, capsys):
     samples = re.findall(r"^x =.*", out, re.MULTILINE)
     assert len(samples) == 3 and len(set(samples)) > 1
     greedy = look(capsys, "sample", *args, "--n", 2, "--temperature", 0).partition("'\n")[2]
-    assert greedy[: len(greedy) // 2] == greedy[len(greedy) // 2 :]
-    nucleus = look(capsys, "sample", *args, "--n", 2, "--top_p", 1e-6).partition("'\n")[2]
-    assert nucleus == greedy  # the likeliest token alone holds that much
     alone = look(capsys, "sample", *args, "--temperature", 0).partition("'\n")[2]
     assert 2 * alone == greedy
 
@@ -182,18 +179,16 @@ def test_top_p_keeps_the_tokens_that_hold_it():
     model = random_model(seq_len=8, vocab_size=40)
     idx = torch.zeros(4000, 1, dtype=torch.long)
     probs = model(idx[:1])[0, -1].softmax(-1).detach()
-    order = probs.argsort(descending=True).tolist()
-    size = next(n for n in range(1, 41) if probs[order[:n]].sum() >= 0.6)
-    nucleus = set(order[:size])
-    held = float(probs[order[:size]].sum())
+    best = probs.sort(descending=True)
+    size = (best.values.cumsum(0) < 0.6).sum() + 1
+    nucleus = {*best.indices[:size].tolist()}
     draw = lambda **more: model.generate(
         idx, 1, temperature=1.0, top_k=0, generator=torch.manual_seed(0), **more
-    )
-    drawn = draw(top_p=0.6)[:, 1]
-    assert set(drawn.tolist()) == nucleus
-    assert set(draw()[:, 1].tolist()) > nucleus
-    share = (drawn == order[0]).float().mean()
-    assert share == pytest.approx(float(probs[order[0]]) / held, abs=0.03)
+    )[:, 1].tolist()
+    drawn = draw(top_p=0.6)
+    assert {*drawn} == nucleus < {*draw()}
+    share = drawn.count(best.indices[0]) / 4000
+    assert share == pytest.approx((best.values[0] / best.values[:size].sum()).item(), abs=0.03)
 
 
 def test_prompts_of_the_preset_or_of_the_command_line(trained_run, capsys):
