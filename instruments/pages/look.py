@@ -241,9 +241,12 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
 # --------------------------------------------------------------------------- what a part is worth
 
 
-def switch_off(probe: Probe, ids: Tensor, size: Tensor, heads: list[dict]) -> Iterator[dict]:
+def switch_off(
+    probe: Probe, ids: Tensor, whole: Tensor, counts: Tensor, n_bytes: int, heads: list[dict]
+) -> Iterator[dict]:
     """Without each attention layer, MLP and head: the change of each token's bits, and of the
-    text's bits per byte, with two standard errors (a short text has few tokens)."""
+    text's bits per byte, with two standard errors (a short text has few tokens). whole (T - 1,):
+    nats with all parts; counts (T - 1,): the tokens that have bytes."""
     from tqdm import tqdm
 
     model = probe.model
@@ -251,9 +254,6 @@ def switch_off(probe: Probe, ids: Tensor, size: Tensor, heads: list[dict]) -> It
     for i, block in enumerate(model.blocks):
         parts += [(i, "attention")] * hasattr(block, "attn") + [(i, "mlp")] * hasattr(block, "mlp")
     parts += [(h["layer"], h["head"]) for h in heads]
-    whole = nats_of(Probe(model)(ids), ids)
-    counts = size[ids[1:]] > 0
-    n_bytes = max(1, size[ids[1:]].sum().item())
     for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
         off = Probe(model, probe.returned, begin=layer, off=(layer, part))
         change = (nats_of(off(ids), ids) - whole) / BIT  # (T - 1,)
@@ -280,6 +280,8 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     if not logits.isfinite().all():
         raise NonFiniteError("the model's output for this text is NaN or infinite")
     nats = nats_of(logits, ids)
+    counts = size[ids[1:]] > 0
+    n_bytes = max(1, size[ids].sum().item())
     top = logits.softmax(-1).topk(min(5, config.vocab_size))
     lens = []  # after n layers, at each position: the guess, its probability, the next token's
     for n in range(L + 1):
@@ -306,16 +308,16 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
         lens=lens,
         heads=heads,
         maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
-        parts=list(switch_off(probe, ids, size, heads)),
+        parts=list(switch_off(probe, ids, nats, counts, n_bytes, heads)),
         test=test,
-        bpb=(nats * (size[ids[1:]] > 0)).sum().item() / BIT / max(1, size[ids[1:]].sum().item()),
+        bpb=nats[counts].sum().item() / BIT / n_bytes,
         error=max((probe.error[i] for i in seen), default=0.0),
         unseen=[i for i in range(L) if i not in seen],
         start=gain.index(max(gain)) + 1,  # the token that the layers help most
         n_layer=L,
         n_head=config.n_head,
         vocab=config.vocab_size,
-        bytes=size[ids].sum().item(),
+        bytes=n_bytes,
     )
 
 

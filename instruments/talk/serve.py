@@ -37,7 +37,6 @@ POLICY = (
     "default-src 'none'; script-src 'nonce-NONCE'; style-src 'nonce-NONCE'; connect-src 'self'; "
     "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-TEXT = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.route()
         except (UsageError, DataError) as error:
-            self.send(400, TEXT, str(error))
+            self.send(400, str(error))
         except ConnectionError:
             pass  # the client has left
 
@@ -120,21 +119,21 @@ class Handler(BaseHTTPRequestHandler):
         # A page on the web can make the user's browser ask: by another name for this machine (DNS
         # rebinding), or from another origin.
         if not is_local or origin != f"http://{host}":
-            self.send(403, TEXT, f"only http://localhost is served, not {origin!r:.60}")
+            self.send(403, f"only http://localhost is served, not {origin!r:.60}")
         elif self.path.startswith("/v1"):
-            self.send(404, TEXT, NO_API)
+            self.send(404, NO_API)
         elif (self.command, self.path) == ("GET", "/"):
-            self.send(200, "text/html; charset=utf-8", *self.server.service.page())
+            self.send(200, *self.server.service.page(), kind="text/html")
         elif (self.command, self.path) == ("POST", "/draw"):
             self.draw()
         else:
-            self.send(404, TEXT, f"there is no {self.path!r:.60} here, only the page, /")
+            self.send(404, f"there is no {self.path!r:.60} here, only the page, /")
 
     def draw(self) -> None:
         service = self.server.service
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MAX_BODY:
-            self.send(413, TEXT, f"a request has {MAX_BODY:,} bytes at most, not {length!r:.60}")
+            self.send(413, f"a request has {MAX_BODY:,} bytes at most, not {length!r:.60}")
             return
         request = parse(self.rfile.read(int(length)), Request, "the request")
         ids = service.ids(request)
@@ -142,20 +141,23 @@ class Handler(BaseHTTPRequestHandler):
         if len(ids) >= room:
             self.send(
                 413,
-                TEXT,
                 f"the prompt has {len(ids):,} tokens, but {room:,} fit, the answer's included; "
                 "shorten it",
             )
             return
-        self.send(200, "application/x-ndjson")
+        self.send(200, kind="application/x-ndjson")
         for piece in service.draw(ids, request):
             self.wfile.write(json.dumps(asdict(piece)).encode() + b"\n")
 
     def send(
-        self, status: int, kind: str, text: str = "", policy: str = "default-src 'none'"
+        self,
+        status: int,
+        text: str = "",
+        policy: str = "default-src 'none'",
+        kind: str = "text/plain",
     ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Security-Policy", policy)
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
