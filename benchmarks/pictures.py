@@ -12,6 +12,8 @@ from playwright.sync_api import sync_playwright
 
 from runs import ROOT
 
+QUESTIONS = ("Who are you?", "Which arguments does join(a, b) take?")
+
 
 def main() -> None:
     program = [sys.executable, "eval.py"]
@@ -27,11 +29,13 @@ def main() -> None:
             page.goto((ROOT / "runs/tiny/look.html").as_uri())
             page.wait_for_selector("body[data-ready]")
             page.screenshot(path=out / f"look-{scheme}.png")
-            page.set_viewport_size(dict(width=590, height=430))
+            page.set_viewport_size(dict(width=660, height=481))
             page.goto("http://127.0.0.1:8049")
-            page.click("#tries button")  # the first prompt of the preset
-            page.mouse.move(0, 0)  # under the pointer, a token shows its alternatives
-            page.wait_for_selector(".answer:not(.writing)")
+            page.mouse.move(0, 0)  # under the pointer, a token would show its alternatives
+            for n, question in enumerate(QUESTIONS):
+                page.fill("#input", question)
+                page.press("#input", "Enter")
+                page.locator(".answer:not(.writing)").nth(n).wait_for()
             page.screenshot(path=out / f"chat-{scheme}.png")
     server.terminate()
 
