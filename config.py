@@ -33,6 +33,7 @@ LARGEST = 10**15  # a float still holds it exactly
 Size = Annotated[int, 1, 1 << 20]
 Count = Annotated[int, 1, LARGEST]
 Share = Annotated[float, 0, 1]
+Amount = Annotated[float, 0, 1e7]
 Local = Annotated[str, "a path on this machine"]
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
@@ -136,14 +137,14 @@ class GPTConfig:
 class DataConfig:
     """What `prepare_data.py` reads and writes."""
 
-    name: str = ""
-    """Of the data: data/NAME, in place of data/PRESET; train.py then takes the same --name."""
     source: tuple[str, ...] = ("stdlib",)
     """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `chats:stdlib`,
     `files:PATH`, `hf:REPO[:CONFIG[:SPLIT]][@REVISION]` (split: train, or as in
     `hf:HuggingFaceH4/ultrachat_200k::train_sft`). `NAME=` before it names the source in a mixture;
     `#FIELD+FIELD` after it names the fields that hold the text, `#messages` or `#conversations`
     those that hold conversations, of which only the answers are learned (docs/chat.md)."""
+    name: str = ""
+    """Of the data: data/NAME, in place of data/PRESET; train.py then takes the same --name."""
     data_dir: Local = ""
     """Folder to write; empty: data/PRESET, or that of `name`."""
     tokenizer: Local = ""
@@ -194,9 +195,9 @@ class TrainConfig:
     """Optimizer steps; 0: as many as `tokens` takes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
-    minutes: Annotated[float, 0, 1e7] = 0.0
+    minutes: Amount = 0.0
     """Minutes of training, instead of steps or tokens."""
-    epochs: Annotated[float, 0, 1e7] = 0.0
+    epochs: Amount = 0.0
     """How often to read the data's training rows (2, or 0.5), instead of steps or tokens."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""

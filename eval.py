@@ -21,7 +21,7 @@ metric, instruments/ the commands. Next: session.py.
 import machinery.needs  # first: it says which packages are missing
 
 import importlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 from config import UsageError
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     kind = getattr(module, options)
     word, rest = cli.first_word(argv[1:])
     given = trained.find_model(word)
-    if not given.keys() <= {field.name for field in fields(kind)}:
+    if not given.keys() <= vars(kind()).keys():
         raise UsageError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")
     config = cli.read_options(kind(**given), rest, f"eval.py {argv[0]}")
     folder = getattr(config, "data_dir", "")

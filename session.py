@@ -33,9 +33,7 @@ class Progress:
 
     step: int = 0  # optimizer steps taken
     best_bpb: float = math.inf
-    skipped: int = (
-        0  # steps with non-finite numbers, which changed no weights; not fp16's overflows
-    )
+    skipped: int = 0  # steps with non-finite numbers, but for fp16's overflows; no weight changed
     scale: float = optim.FIRST_SCALE  # the loss scale of fp16 (optim.next_scale)
     good_steps: int = 0  # steps without overflow since the scale changed
     resumed_at: int = 0

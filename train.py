@@ -35,9 +35,8 @@ import data
 import optim
 import session
 from bits_per_byte import loss_and_bpb, score_text, sums_of
-from machinery import checkpoint, cli, folders, formats
+from machinery import checkpoint, cli, errors, folders, formats
 from machinery import log as logs
-from machinery.errors import NonFiniteError
 from machinery.log import write_report
 from machinery.plan import with_steps
 from session import Run
@@ -215,15 +214,16 @@ def fit_to_minutes(run: Run) -> None:
 def log_step(run: Run, step: Step) -> None:
     """Log a step, or warn or raise if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
+    progress = run.progress
     wait_s = run.loader.pop_wait_s()
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
-    if step.number > run.progress.resumed_at + 1:  # the first step of a process compiles
-        run.progress.timed_s += step_s
-        run.progress.timed_steps += 1
+    if step.number > progress.resumed_at + 1:  # the first step of a process compiles
+        progress.timed_s += step_s
+        progress.timed_steps += 1
     tokens = step.number * plan.tokens_per_step
     if step.bad:
         skip_or_raise(run, step)
-        line = formats.SkippedLine(step=step.number, tokens=tokens, skipped=run.progress.skipped)
+        line = formats.SkippedLine(step=step.number, tokens=tokens, skipped=progress.skipped)
         log.write(line, **step.more)
         return
     line = formats.StepLine(
@@ -258,7 +258,7 @@ def skip_or_raise(run: Run, step: Step) -> None:
     if progress.skipped > allowed:
         run.checkpoints.join()  # the newest checkpoint may not be published yet
         newest = checkpoint.latest_valid(run.log.run_dir / "checkpoints", log=run.log.print)
-        raise NonFiniteError(
+        raise errors.NonFiniteError(
             f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
             f"--skip_nonfinite {allowed + 10}"
         )

@@ -47,7 +47,8 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     """`parse("train.py", "train", ["d12", "--steps", "200"])` -> the preset with its folders."""
     name, options = first_word(argv)
     others = f"There are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
-    preset = replace(cfg.find_preset(name) or find("preset", name, cfg.PRESETS, others), name=name)
+    near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
+    preset = replace(cfg.find_preset(name) or find("preset", name, near, others), name=name)
     default = TrainArgs(preset.train, preset.run, preset.model)
     args = read_options(preset.data if part == "data" else default, options, f"{program} {name}")
     where = args if part == "data" else args.run
@@ -113,7 +114,7 @@ def find(kind: str, name: str, table: dict, where: str = "") -> Any:
     """table[name]; if there is no such entry, a UsageError, with a similar name if there is one."""
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1)
+    near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
     near = f"did you mean {near[0]}? " if near else ""
     where = where or f"There are {', '.join(table)}"
     raise UsageError(f"there is no {kind} {name!r}; {near}{where}")

@@ -25,18 +25,16 @@ OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # fields of the model that the da
 
 def open_data(folder: str, preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     """The prepared data in `folder`, checked; and the preset, with the fields OF_DATA of its model
-    as the data has them, and --steps for --epochs. folder: --data_dir, or its local copy."""
+    as the data has them, and --tokens for --epochs. folder: --data_dir, or its local copy."""
     manifest = Manifest.load(folder, preset.name)
     manifest.check()
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
     remedy = "leave it out, or prepare the data that way"
     preset = decide(preset, found, preset.run.data_dir, remedy)
-    train = preset.train
-    if train.epochs:  # from here on it is the run of so many --steps
-        rows = train.epochs * manifest.rows("train")
-        steps = max(1, round(rows * seq_len / train.tokens_per_step))
-        preset = replace(preset, train=replace(train, steps=steps, epochs=0.0))
+    if preset.train.epochs:  # another way to say --tokens
+        tokens = max(1, round(preset.train.epochs * manifest.tokens("train")))
+        preset = replace(preset, train=replace(preset.train, epochs=0.0, tokens=str(tokens)))
     return manifest, preset
 
 

@@ -16,5 +16,5 @@ if lacks:
     remedy = f"bash {HOME}/run.sh"
     if venv.exists() and sys.prefix != str(venv):
         remedy = f"source {venv}/bin/activate"
-    print(f"error: {sys.executable} lacks {lacks}; run: {remedy}", file=sys.stderr)
+    sys.stderr.write(f"error: {sys.executable} lacks {lacks}; run: {remedy}\n")
     sys.exit(2)

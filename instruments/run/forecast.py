@@ -263,7 +263,8 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
         best = own
         reason = "as good as the best, as far as the law can tell"
     run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
-    return [*lines, f"{reason}: python prepare_data.py {run} && torchrun train.py {run}"]
+    train = f"torchrun --nproc_per_node={world.world_size} train.py {run}"
+    return [*lines, f"{reason}: python prepare_data.py {run} && {train}"]
 
 
 def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:

@@ -162,7 +162,8 @@ def depths_of(*words: str) -> tuple[dict[int, list[float]], int]:
     text = forecast.page_of(["d12", "--gpu", "H100", *words])
     rows = re.findall(r"^ +d(\d+) +\S+ +([\d.]+) +([\d.]+) \(", text, re.MULTILINE)
     found = {int(depth): [float(x) for x in cells] for depth, *cells in rows}
-    return found, int(re.search(r"train.py d(\d+)", text)[1])
+    last = r": python prepare_data.py (d(\d+) .*) && torchrun --nproc_per_node=\d train.py \1$"
+    return found, int(re.search(last, text)[2])
 
 
 def test_dollars_buy_tokens_at_each_depth():

@@ -59,28 +59,24 @@ def test_an_option_of_another_project_is_answered_with_ours():
 LENGTHS = dict(steps=3, tokens="1M", minutes=2.0, epochs=0.5)
 
 
-def test_one_length_is_typed_and_overrides_the_presets():
-    for name, value in LENGTHS.items():
-        words = ["tiny", f"--{name}", str(value)]
-        assert getattr(parse(*words).train, name) == value
-        for other in LENGTHS.keys() - {name}:
-            assert not getattr(parse(*words).train, other)
-            with pytest.raises(UsageError, match=f"--{name}.* --|.* --{name}"):
-                parse(*words, f"--{other}={LENGTHS[other]}")
-            assert parse(*words, f"--{other}", "0" * (other != "tokens")) == parse(*words)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_one_length_is_typed_and_overrides_the_presets(name):
+    typed = f"--{name}={LENGTHS[name]}"
+    train = parse(typed).train
+    assert {k: getattr(train, k) for k in LENGTHS if getattr(train, k)} == {name: LENGTHS[name]}
+    for other in LENGTHS.keys() - {name}:
+        with pytest.raises(UsageError, match=f"--{name} .*contradict|and --{name} contradict"):
+            parse(typed, f"--{other}={LENGTHS[other]}")
 
 
 def test_a_name_is_that_of_data_and_run():
     """A folder that is given wins."""
-    data = lambda *words: cli.parse("prepare_data.py", "data", ["tiny", *words]).data.data_dir
-    assert (data(), data("--name", "pt"), data("--data_dir", "x")) == ("data/tiny", "data/pt", "x")
-    for typed, *folders in (
-        ("", "data/tiny", "runs/tiny"),
-        ("--name a.b", "data/a.b", "runs/a.b"),
-        ("--name pt --run_dir runs/tiny", "data/pt", "runs/tiny"),
-    ):
-        run = parse("tiny", *typed.split()).run
-        assert [run.data_dir, run.run_dir] == folders
+    folders = lambda *words: {k: v for k, v in vars(parse(*words).run).items() if k[-4:] == "_dir"}
+    assert folders("d12") == dict(data_dir="data/d12", run_dir="runs/d12")
+    assert folders("--name", "a.b") == dict(data_dir="data/a.b", run_dir="runs/a.b")
+    both = folders("--name=pt", "--run_dir=runs/tiny")
+    assert both == dict(data_dir="data/pt", run_dir="runs/tiny")
+    assert cli.parse("prepare_data.py", "data", ["--name", "pt"]).data.data_dir == "data/pt"
 
 
 def test_help_begins_with_how_long(capsys):
