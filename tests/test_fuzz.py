@@ -113,7 +113,8 @@ def names(said: str, given: list[str]) -> bool:
     values |= {"--" + v[2:].replace("-", "_") for v in values if v.startswith("--")}
     forms = {form for v in values for form in (v.strip(), repr(v), repr(v)[1:-1], f"{Path(v)} is")}
     in_it = any(form in said for form in forms - {""})
-    return in_it or bool(options & set(re.findall(r"\w+", said)))
+    empty = "" in given and "Unrecognized options" in said  # tyro has nothing to show
+    return in_it or empty or bool(options & set(re.findall(r"\w+", said)))
 
 
 def is_refused(main, argv: list[str], given: list[str]) -> bool:
