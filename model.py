@@ -412,7 +412,7 @@ class GPT(nn.Module):
         most = self.config.seq_len
         n = min(max_new_tokens, most - T)
         if n <= 0:
-            raise UsageError(f"a prompt of {T} tokens leaves no room in seq_len {most}")
+            raise UsageError(f"the prompt has {T} tokens; fewer than {most} fit: give fewer words")
         cache = KVCache(self.config, B, T + n, self.compute_dtype, idx.device)
         new = idx  # at first the whole prompts; then only the newest ids: the cache has the rest
         stopped = False

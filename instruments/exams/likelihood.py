@@ -63,7 +63,7 @@ def log_likelihoods(
     lengths = [len(context) + len(answer) for context, answer in pairs]
     most = max(len(answer) for _, answer in pairs)
     if most > seq_len:
-        raise UsageError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
+        raise UsageError(f"an answer has {most} tokens; the model sees {seq_len}")
     cropped = sum(length > seq_len + 1 for length in lengths)
     if tell and cropped:
         say(

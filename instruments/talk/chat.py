@@ -41,7 +41,9 @@ class Talk:
         self.exchanges: list[tuple[str, list[int]]] = []
         count = len(self.ids([("", [])]))
         if count > self.room // 2:
-            raise UsageError(f"--system takes {count} of {self.room // 2} tokens; use fewer words")
+            raise UsageError(
+                f"--system has {count} tokens, and {self.room // 2} fit: give fewer words"
+            )
 
     def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:
         """The conversation up to where its last answer continues."""
@@ -62,7 +64,7 @@ class Talk:
             kept = kept[1:]
             if not kept:
                 raise UsageError(
-                    f"the question takes {count} of {self.room} tokens; ask in fewer words"
+                    f"the question has {count} tokens, and {self.room} fit: ask in fewer words"
                 )
         dropped = len(self.exchanges) + 1 - len(kept)
         self.exchanges = kept

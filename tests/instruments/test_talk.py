@@ -91,7 +91,7 @@ def test_a_conversation_in_the_terminal(answering, base):
     assert done.returncode == 0, done.stderr
     assert "> I say cat dog.\n" in done.stdout
     assert "> I say river tree.\n" in done.stdout
-    assert "of 32 tokens" in done.stdout
+    assert "and 32 fit" in done.stdout
     assert re.search(r"> \[context full: .*\]\nI say", done.stdout)
     assert done.stdout.count("I say bird bird.") >= 4
     with pytest.raises(UsageError):
