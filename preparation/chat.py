@@ -17,8 +17,8 @@ from config import UsageError
 FIELDS = ("messages", "conversations", "conversation")  # of a record; each holds a list of turns
 # Who speaks, as data sets call them: OpenAI's names, ShareGPT's, Gemma's, OpenAssistant's ...
 ROLES = {"system": "system", "developer": "system"}
-ROLES |= dict.fromkeys(("user", "human", "prompter"), "user")
-ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot", "ai"), "assistant")
+ROLES |= dict.fromkeys("user human prompter".split(), "user")
+ROLES |= dict.fromkeys("assistant gpt chatgpt model bot ai".split(), "assistant")
 
 Turn = tuple[str, str]  # (role, text); role: system (only the first), user or assistant
 
@@ -61,7 +61,7 @@ def read_turns(value: object) -> list[Turn]:
             raise TurnsError("a part that is not text", value)
         turns.append((known, "".join(texts)))
     roles = [role for role, _ in turns]
-    asked = roles[1:] if roles[:1] == ["system"] else roles
+    asked = roles[roles[:1] == ["system"] :]  # from 1 if it is true, else from 0
     if not asked or asked != [("user", "assistant")[i % 2] for i in range(len(asked))]:
         raise TurnsError("roles out of turn", value)
     return turns
@@ -70,15 +70,12 @@ def read_turns(value: object) -> list[Turn]:
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
     found = [turn[name] for name in names if turn.get(name) is not None]
-    for value in found:
-        if value:
-            return value
-    return found[0] if found else None
+    return max(found, key=bool, default=None)
 
 
 def marks(tokenizer) -> tuple[int, int, int]:
     """The ids of <|user|>, <|assistant|> and <|end|>; UsageError for a tokenizer without them."""
-    names = ("<|user|>", "<|assistant|>", "<|end|>")
+    names = "<|user|> <|assistant|> <|end|>".split()
     missing = [name for name in names if name not in tokenizer.special]
     if missing:
         raise UsageError(
@@ -133,14 +130,17 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
     between exchanges, and each piece begins with the system text and a question. An exchange longer
     than a row loses the end of its answer with its <|end|>, so it does not teach to stop there."""
     assistant = marks(tokenizer)[1]
-    system, asked = (turns[:1], turns[1:]) if turns[0][0] == "system" else ([], turns)
-    piece: list[int] = []
+    begin = turns[0][0] == "system"  # true: 1
+    system = turns[:begin]
+    asked = turns[begin:]
+    piece = []
     for i in range(0, len(asked) - 1, 2):
-        ids = encode([*([] if piece else system), *asked[i : i + 2]], tokenizer)
+        exchange = asked[i : i + 2]
+        ids = encode([*([] if piece else system), *exchange], tokenizer)
         if piece and 1 + len(piece) + len(ids) > row_len:
             yield piece
             piece = []
-            ids = encode([*system, *asked[i : i + 2]], tokenizer)
+            ids = encode([*system, *exchange], tokenizer)
             notes[CUT] += 1
         before = ids.index(assistant) + 1  # ids before the answer
         notes[ANSWERS] += len(ids) - before

@@ -16,11 +16,10 @@ from tokenizer import normalize
 
 def hashes_of(source, unit: dict, nfc: bool) -> list[bytes]:
     """16 bytes for each document of a unit: the same for equal texts."""
-    texts = (
-        normalize(chat.as_text(document), nfc)
+    return [
+        hashlib.blake2b(normalize(chat.as_text(document), nfc).encode(), digest_size=16).digest()
         for document in sources.documents(source, unit, Notes())
-    )
-    return [hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts]
+    ]
 
 
 def find(job, pool: Executor) -> dict[tuple[int, int], frozenset[int]]:
@@ -35,7 +34,7 @@ def find(job, pool: Executor) -> dict[tuple[int, int], frozenset[int]]:
             "copies, and --dedup none"
         )
     tasks = [(job.sources[s], job.units[s][u], job.nfc) for s, u in job.all_units]
-    seen: list[set[bytes]] = [set() for _ in job.sources]
+    seen = [set() for _ in job.sources]
     copies = {}
     for (s, u), hashes in zip(job.all_units, pool.map(hashes_of, *zip(*tasks))):
         in_unit = set()

@@ -32,7 +32,7 @@ LATER = {
     "again": [("What was its name again?", "Its name is {name}.")],
     "count": [("How many arguments are these?", "{count}."), ("How many is that?", "{count}.")],
 }
-COUNTS = ("None", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+COUNTS = "None One Two Three Four Five Six Seven Eight".split()
 GREETINGS = [
     ("Hello", "Hello. Ask me about Python's standard library."),
     ("Hi!", "Hi. Ask me about Python's standard library."),
@@ -56,12 +56,13 @@ def conversations(name: str, source: bytes) -> Iterator[list[dict[str, str]]]:
     except (SyntaxError, ValueError, RecursionError):  # templates, and tests of the parser
         return
     rng = random.Random(name)
-    seen = set()
+    found = {}
     for node in ast.walk(tree):
         facts = facts_of(node, ".".join(parts))
-        if facts and (facts["name"], facts["line"]) not in seen:
-            seen.add((facts["name"], facts["line"]))
-            yield conversation(facts, rng)
+        if facts:
+            found.setdefault((facts["name"], facts["line"]), facts)
+    for facts in found.values():
+        yield conversation(facts, rng)
 
 
 def facts_of(node: ast.AST, module: str) -> dict[str, str] | None:
@@ -72,17 +73,23 @@ def facts_of(node: ast.AST, module: str) -> dict[str, str] | None:
     line = (ast.get_docstring(node) or "").partition("\n")[0].strip()
     if not 15 < len(line) < 100 or re.search(r"\byour?\b", line, re.IGNORECASE):
         return None
-    facts = dict(name=node.name, line=line, module=module, kind="class", arguments="", count="")
+    facts = dict(name=node.name, line=line, module=module, kind="class")
     if isinstance(node, ast.FunctionDef):
-        names = [a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
-        names = [name for name in names if name not in ("self", "cls")]
+        names = [
+            a.arg
+            for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if a.arg not in ("self", "cls")
+        ]
         rest = (("*", node.args.vararg), ("**", node.args.kwarg))
         names += [stars + a.arg for stars, a in rest if a]
         if len(names) >= len(COUNTS):
             return None
-        listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "nothing"
-        facts |= dict(kind="function", arguments=", ".join(names), listed=listed)
-        facts["count"] = COUNTS[len(names)]
+        facts |= dict(
+            kind="function",
+            arguments=", ".join(names),
+            listed=" and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "nothing",
+            count=COUNTS[len(names)],
+        )
     return facts
 
 
@@ -99,6 +106,6 @@ def conversation(facts: dict[str, str], rng: random.Random) -> list[dict[str, st
         exchanges.append(rng.choice(THANKS))
     turns = [{"role": "system", "content": SYSTEM}] if rng.random() < 0.1 else []
     for question, answer in exchanges:
-        turns.append({"role": "user", "content": question.format(**facts)})
-        turns.append({"role": "assistant", "content": answer.format(**facts)})
+        for role, text in (("user", question), ("assistant", answer)):
+            turns.append({"role": role, "content": text.format(**facts)})
     return turns
