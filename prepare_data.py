@@ -5,7 +5,8 @@ The work is a map over units, each a pure function from text to shards, so any n
 or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same bytes. A killed run
 resumes: the same command does only what is missing. A finished dataset is left alone.
 `python prepare_data.py verify [PRESET]` reads every shard and compares its sha256; `show [PRESET]
---row N` (or `--find TEXT`) prints a row as text, and where it comes from.
+--row N` (or `--find TEXT`) prints a row as text, and where it comes from; `--text TEXT` the tokens
+of a text.
 preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 
@@ -84,8 +85,8 @@ def prepare(config: DataConfig) -> shards.Manifest:
             job.copies = copies.find(job, pool)
             tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
-        manifest, examples = merge(job, tokenizer, records)
-    say(report(manifest, examples, time.perf_counter() - t0))
+        manifest, notes = merge(job, tokenizer, records)
+    say(report(manifest, notes, time.perf_counter() - t0))
     return manifest
 
 
@@ -102,8 +103,7 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
         t0 = time.perf_counter()
         say(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
         sample = worker.tokenizer_sample(job)
-        on_terminal = sys.stderr.isatty()
-        how = dict(split=job.split, nfc=config.nfc, progress=on_terminal)
+        how = dict(split=job.split, nfc=config.nfc, progress=sys.stderr.isatty())
         tokenizer = Tokenizer.train(sample, config.vocab_size, **how)
         where = f"in {time.perf_counter() - t0:.1f} s"
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
@@ -111,15 +111,13 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
     return tokenizer
 
 
-def merge(
-    job: worker.Job, tokenizer: Tokenizer, records: dict
-) -> tuple[shards.Manifest, dict[str, str]]:
-    """Write tokenizer.json and, last of all, the manifest; returns it, and an example of each kind
-    of text that was left out."""
+def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> tuple[shards.Manifest, Notes]:
+    """Write tokenizer.json and, last of all, the manifest; returns it, and what was odd."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
     splits: dict[str, dict[str, Split]] = {"train": {}, "val": {}}
     facts = []
     notes = Notes()
+    begins = []
     for s, source in enumerate(job.sources):
         chosen = [records[unit] for unit in worker.first_units(job, s, records)]
         facts.append(
@@ -135,6 +133,7 @@ def merge(
         for unit in chosen:
             notes.update(unit.notes)
             notes.examples = unit.examples | notes.examples
+            begins += unit.beginnings.splitlines()
         for split in ("train", "val"):
             parts = [unit.splits[split] for unit in chosen]
             # each unit leaves over less than a row; together these make some more rows
@@ -144,10 +143,6 @@ def merge(
             entries = shards.write_shards(packed, job.folder, name, dtype)
             splits[split][source.name] = summary(parts, packed.stats, entries)
     check_enough(job, splits, notes)
-    made = {
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": code.commit() or "unknown",
-    }
     file = ManifestFile(
         format=DATA_FORMAT,
         row_len=job.config.row_len,
@@ -168,7 +163,11 @@ def merge(
         splits=splits,
         notes=dict(sorted(notes.items())),
         fingerprint="",
-        made=made,
+        made={
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "commit": code.commit() or "unknown",
+            "beginnings": "\n".join(begins[: worker.PROMPTS]),
+        },
     )
     tree = formats.tree_of(file)
     tree["fingerprint"] = shards.fingerprint(tree)
@@ -176,7 +175,7 @@ def merge(
     disk.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
     manifest.check()
-    return manifest, notes.examples
+    return manifest, notes
 
 
 def summary(parts: list[UnitSplit], leftover: data.PackStats, more: list[Shard]) -> Split:
@@ -219,8 +218,8 @@ def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
             )
 
 
-def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
-    """The lines printed at the end of a preparation. examples: of what was left out, by reason."""
+def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
+    """The lines printed at the end of a preparation."""
     lines = []
     facts = manifest.facts
     splits = facts.splits
@@ -242,10 +241,7 @@ def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) 
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
             "give more text, or a larger --val_fraction in another --data_dir"
         )
-    for oddity, n in facts.notes.items():
-        share = f" ({n / documents:.1%} of all)" if oddity.startswith("documents") else ""
-        example = f", for example {examples[oddity]}" if oddity in examples else ""
-        lines.append(f"note  {n:,} {oddity}{share}{example}")
+    lines += [f"note  {note}" for note in notes.lines(documents)]
     for source in facts.sources:
         if source.not_read:
             kinds = ", ".join(f"{n:,} {kind}" for kind, n in source.not_read.items())

@@ -83,8 +83,7 @@ def checker(kind: Any) -> Callable[[Any], Any]:
         check = matching if args[0] is str else within
         return partial(check, checker(args[0]), *args[1:])
     if origin is Literal:
-        wanted = " or ".join(map(str, args))
-        return lambda value: fitting(value, value in args, wanted)
+        return lambda value: fitting(value, value in args, " or ".join(map(str, args)))
     return partial(plain, kind)
 
 
@@ -111,13 +110,11 @@ def plain(kind: Any, value: Any) -> Any:
 
 
 def within(check: Callable, least: float, most: float, value: Any) -> Any:
-    check(value)
-    return fitting(value, least <= value <= most, f"from {least} to {most}")
+    return fitting(check(value), least <= value <= most, f"from {least} to {most}")
 
 
 def matching(check: Callable, pattern: str, value: Any) -> Any:
-    check(value)
-    return fitting(value, re.fullmatch(pattern, value), f"like {pattern}")
+    return fitting(check(value), re.fullmatch(pattern, value), f"like {pattern}")
 
 
 def first_that_fits(checks: list[Callable], value: Any) -> Any:
@@ -314,7 +311,7 @@ class ManifestFile:
     notes: dict[str, Whole] = field(default_factory=dict)
     """What was odd in the text, and how often."""
     made: dict[str, str] = field(default_factory=dict)
-    """When, and by which commit."""
+    """When, by which commit, and how three held-out documents begin, a line each."""
 
     def __post_init__(self):
         for split in ("train", "val"):
@@ -346,6 +343,8 @@ class Unit:
     notes: dict[str, Whole]
     examples: dict[str, str]
     """An example for a note."""
+    beginnings: str = ""
+    """How its first held-out documents begin, a line each."""
 
 
 # ------------------------------------------------------------------- RUN_DIR/checkpoints/step_*/

@@ -16,8 +16,9 @@ import lzma
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,57 +31,80 @@ from preparation import chat
 from tokenizer import blocks
 
 MB = 1 << 20
+FIRST = 100  # records of a file among which most have to be some
 LARGEST_UNIT = 16 * MB  # a piece of plain text; see sources.py
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
 LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten times its memory
 LARGEST_ARRAY = 256 * MB  # of a .json, which is read whole
 TEXTS = (".txt", ".text", ".md", ".py")  # what a folder is searched for; a glob names others
 LINES = (".jsonl", ".ndjson")
-RECORDS = (*LINES, ".parquet", ".json", ".csv", ".tsv")  # read by their fields, as plain text never
-NOT_TEXT = {
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\3\4": "zip",
-    b"\x7fELF": "ELF",
-    b"%PDF": "PDF",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
+RECORDS = (*LINES, *".parquet .json .csv .tsv".split())  # read by their fields, as plain text never
+ICONV = """UTF-16; to convert them:
+for f in {}; do iconv -f UTF-16 -t UTF-8 "$f" > "$f.new" && mv "$f.new" "$f"; done"""
+POINTERS = {  # what stands in a checkout for a file that was not fetched
+    b"version https://git-lfs.": "a pointer of Git LFS; fetch the file: git lfs pull",
+    b"/annex/objects/": "a pointer of git-annex; fetch the file: git annex get .",
+}
+NOT_TEXT = POINTERS | {  # how a file begins -> what it is, and what to do
+    b"BZh": "bzip2; add .bz2 to its name",
+    b"\xfd7zXZ": "xz; add .xz to its name",
+    b"\x28\xb5\x2f\xfd": "zstd; add .zst to its name",
+    b"PK\3\4": "zip; unzip it, and name the folder",
+    b"\x7fELF": "ELF, a program; remove it",
+    b"%PDF": "PDF; make it text, for example with pdftotext",
+    codecs.BOM_UTF16_LE: ICONV,
+    codecs.BOM_UTF16_BE: ICONV,
 }
 BLANK = codecs.BOM_UTF8 + b" \t\r\n"  # what may stand before the first bracket
-POINTERS = {  # what stands in a checkout for a file that was not fetched
-    b"version https://git-lfs.github.com/": ("Git LFS", "git lfs pull"),
-    b"/annex/objects/": ("git-annex", "git annex get ."),
-}
-REPAIR = "repair or remove it"
+RECORD = (
+    "a record is a JSON object on a line of its own, or in a .json one of an array; or a row of a "
+    "table, in which a cell with a separator needs quotes"
+)
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, csv.Error)
 BROKEN += (pa.ArrowException, UnicodeDecodeError, OverflowError)  # a date beyond 9999
 
+WITHOUT = "records without the field"
+NO_OBJECT = "records left out that are not JSON objects"
+MORE_CELLS = "rows left out, with more cells than the first line has names; a cell with a"
 AS_JSON = "files of plain text that begin as JSON does; a .jsonl is read by its fields"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
+
+
+# Of one that is none: why it is left out, where it is, and what stands there.
+Records = Iterator[dict | tuple[str, str, object]]
 
 
 class Notes(Counter):
     """What is odd in a text, counted by reason."""
 
+    read = 0
+    """Documents and records read, those that are left out included, but not the bad ones."""
+    bad = 0
+    """What stands in the place of a record, and is none."""
+    bytes = 0
+    """Of text that was decoded."""
+    foreign = 0
+    """Bytes of it in documents in which most of what is not ASCII is in another encoding."""
+    names = ()
+    """The fields of the first record."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.examples: dict[str, str] = {}
+        self.examples = {}
         """The first one left out, by reason."""
-        self.read = 0
-        """Documents and records read, those that are left out included."""
-        self.bytes = 0
-        """Of text that was decoded."""
-        self.foreign = 0
-        """Bytes of it in documents in which most of what is not ASCII is in another encoding."""
-        self.names: list[str] = []
-        """The fields of the first record."""
 
-    def leave_out(self, reason: str, value: object) -> None:
+    def leave_out(self, reason: str, value: object, where: str = "") -> None:
         """Count a document that is not used, for a reason: the same words for each of a kind."""
         self[reason] += 1
         if reason not in self.examples:
-            self.examples[reason] = chat.beginning(value)
+            self.examples[reason] = f", for example {where}{chat.beginning(value)}"
+
+    def lines(self, documents: int = 0) -> Iterator[str]:
+        """Each reason with its count and an example, and with its share of these documents."""
+        for reason, n in sorted(self.items()):
+            is_share = "s left out" in reason or reason.startswith("documents")
+            share = f" ({n / documents:.1%} of all)" if documents and is_share else ""
+            yield f"{n:,} {reason}{share}{self.examples.get(reason, '')}"
 
 
 class Zstd(io.RawIOBase):
@@ -88,7 +112,7 @@ class Zstd(io.RawIOBase):
     library's own reader takes a file that was cut for one that ends."""
 
     def __init__(self, path: Path) -> None:
-        self.parts = self._decompress(path)
+        self.parts = filter(None, self._decompress(path))
         self.rest = b""
 
     def _decompress(self, path: Path) -> Iterator[bytes]:
@@ -110,10 +134,7 @@ class Zstd(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer, as far as there is something; returns the bytes, 0 at the end."""
-        while not self.rest:
-            self.rest = next(self.parts, None)
-            if self.rest is None:
-                return 0
+        self.rest = self.rest or next(self.parts, b"")
         n = min(len(buffer), len(self.rest))
         buffer[:n] = self.rest[:n]
         self.rest = self.rest[n:]
@@ -129,11 +150,6 @@ def kind_of(name: str) -> str:
     return os.path.splitext(stem)[1] if ending in COMPRESSIONS else ending
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file can only be read from its beginning to its end."""
-    return path.suffix.lower() in COMPRESSIONS or kind_of(path.name) in (".json", ".csv", ".tsv")
-
-
 def open_file(path: Path) -> BinaryIO:
     """A file of source text, open; decompressed as it is read. The user named it, so a link is
     followed; `local_files` lists no pipe and no device."""
@@ -144,35 +160,26 @@ def open_file(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def readable(path: Path, remedy: str = REPAIR) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """DataError for what the disk or a library cannot read; any other exception is a bug."""
     try:
         yield
     except BROKEN as error:
-        if path.is_file():
-            with open(path, "rb") as file:
-                refuse_pointer(path, file.read(64))
-        raise DataError(f"{path} cannot be read ({reason_of(error)}); {remedy}") from None
+        with suppress(OSError), open(path, "rb") as file:
+            refuse(path, file.read(32), POINTERS)  # too little to look binary
+        reason = reason_of(error).replace(str(path), "...")
+        raise DataError(f"{path}: cannot be read ({reason}); repair, unlock or remove it") from None
 
 
-def refuse_pointer(path: Path, start: bytes) -> None:
-    """DataError if a file, which begins so, only says where its text is."""
-    for magic, (program, remedy) in POINTERS.items():
+def refuse(path: Path, start: bytes, table: dict[bytes, str]) -> None:
+    """DataError if the beginning of a file shows that it is what the table has, or binary."""
+    for magic, fault in table.items():
         if start.startswith(magic):
-            raise DataError(f"{path} is a pointer of {program}, not the file; fetch it: {remedy}")
-
-
-def refuse_other(path: Path, start: bytes) -> None:
-    """DataError if the beginning of a file shows that it is no text."""
-    refuse_pointer(path, start)
+            raise DataError(f"{path}: {fault}")
     start = start[:4096]
     controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
-    fault = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
-    fault = next((NOT_TEXT[magic] for magic in NOT_TEXT if start.startswith(magic)), fault)
-    if fault:
-        raise DataError(
-            f"{path} is {fault}, not text in an encoding that is read; convert it first"
-        )
+    if 16 * controls > max(len(start), 512):
+        raise DataError(f"{path}: binary, or UTF-16 without its mark; convert or remove it")
 
 
 def read_file(
@@ -181,13 +188,14 @@ def read_file(
     """The documents of a piece of a file: those whose first byte lies in start .. end (row groups
     of a .parquet; end -1: of all). A record has those of its `fields`; plain text has none."""
     kind = kind_of(path.name)
+    read = partial(decode, notes=notes, encoding=encoding)
     with readable(path):
         if kind == ".parquet":
             records = _parquet_records(path, range(start, end), fields)
         elif kind in RECORDS:
-            records = _text_records(path, kind, start, end, encoding, notes)
+            records = _text_records(path, kind, start, end, read, notes)
         else:
-            yield from _plain_text(path, start, end, encoding, notes)
+            yield from _plain_text(path, start, end, read, notes)
             return
         for record in records:
             yield document_of(record, fields, notes)
@@ -198,10 +206,9 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     None if it has none of the fields, or no text in one of them."""
     notes.read += 1
     if not notes.names:
-        notes.names = [*record]
+        notes.names = (*record,)
     found = [field for field in fields if field in record]
-    for field in set(fields) - set(found):
-        notes[without(field)] += 1
+    notes.update(f"{WITHOUT} {field!r}" for field in fields if field not in record)
     if not found:
         return None
     if chat.is_turns(fields):
@@ -218,11 +225,6 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
         if value not in (None, "", b"") and value == value:  # a 0 is text, NaN is none
             texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))
     return "\n\n".join(texts)
-
-
-def without(field: str) -> str:
-    """The note on records that lack a field."""
-    return f"records without the field {field!r}"
 
 
 def decode(raw: bytes, notes: Notes, encoding: str = "utf-8") -> str:
@@ -246,7 +248,7 @@ codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("
 # ------------------------------------------------------------------------------------ plain text
 
 
-def _plain_text(path: Path, start: int, end: int, encoding: str, notes: Notes) -> Iterator[str]:
+def _plain_text(path: Path, start: int, end: int, read: Callable, notes: Notes) -> Iterator[str]:
     with open_file(path) as file:
         if end < 0:
             parts = _parts(file)
@@ -256,7 +258,6 @@ def _plain_text(path: Path, start: int, end: int, encoding: str, notes: Notes) -
             parts = [file.read(end - start)]  # may be empty: a long line spans several pieces
         for i, raw in enumerate(parts):
             if start == i == 0:
-                refuse_other(path, raw)
                 if raw.startswith(b'{"'):
                     notes[AS_JSON] += 1
                 if not raw:
@@ -264,7 +265,7 @@ def _plain_text(path: Path, start: int, end: int, encoding: str, notes: Notes) -
                 if kind_of(path.name) != ".py":  # so that the text of stdlib stays what it is
                     raw = raw.removeprefix(codecs.BOM_UTF8)
             if raw:
-                for document in blocks(decode(raw, notes, encoding), DOCUMENT):
+                for document in blocks(read(raw), DOCUMENT):
                     notes.read += 1
                     yield document
 
@@ -292,7 +293,7 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
         if is_text and file.tell() - position >= LARGEST_UNIT:
             file.seek(position)
             begins = [i for i, byte in enumerate(file.read(4)) if not 0x80 <= byte <= 0xBF]
-            return position + (begins or [0])[0]
+            return position + min(begins, default=0)
     return file.tell()
 
 
@@ -300,18 +301,32 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
 
 
 def _text_records(
-    path: Path, kind: str, start: int, end: int, encoding: str, notes: Notes
+    path: Path, kind: str, start: int, end: int, read: Callable, notes: Notes
 ) -> Iterator[dict]:
-    """The records of a file of lines, of a JSON array, or of a table."""
+    """The records of a file of lines, of a JSON array, or of a table. What is none is left out; but
+    DataError if it is the first, or most of what a file begins with: then it is no such file."""
     with open_file(path) as file:
-        begins = file.peek(4096)
-        refuse_other(path, begins)
         if kind in (".csv", ".tsv"):
-            yield from _table_records(file, path, encoding, notes)
-        elif kind == ".json" and begins.lstrip(BLANK)[:1] == b"[":
-            yield from _array_records(file, path, encoding, notes)
+            records = _table_records(file, path, read)
+        elif kind == ".json" and file.peek(4096).lstrip(BLANK)[:1] == b"[":
+            records = _array_records(file, path, read)
         else:
-            yield from _line_records(file, path, start, end, encoding, notes)
+            records = _line_records(file, path, start, end, read)
+        good = 0
+        bad = 0
+        for record in records:
+            if isinstance(record, dict):
+                good += 1
+                yield record
+                continue
+            bad += 1
+            reason, place, value = record
+            if start == 0 and good < bad and good + bad <= FIRST:
+                raise DataError(
+                    f"{path}, {place}: no record, but {chat.beginning(value)}; {RECORD}"
+                )
+            notes.leave_out(reason, value, f"{path}, {place}: ")
+        notes.bad += bad
 
 
 def load_json(text: str) -> object:
@@ -324,51 +339,32 @@ def load_json(text: str) -> object:
         return json.loads(text, parse_int=str)
 
 
-def _line_records(
-    file: BinaryIO, path: Path, start: int, end: int, encoding: str, notes: Notes
-) -> Iterator[dict]:
+def _line_records(file: BinaryIO, path: Path, start: int, end: int, read: Callable) -> Records:
     """A record per line, of the lines that begin in start .. end."""
-    length = -1  # to the end
     if end >= 0:
         start, end = (line_start(file, position, False) for position in (start, end))
         file.seek(start)
-        length = end - start
-    done = 0
     lines = 0
-    while done != length and (line := file.readline(LARGEST_LINE)):
-        done += len(line)
+    while (end < 0 or file.tell() != end) and (line := file.readline(LARGEST_LINE)):
         lines += 1
+        text = read(line.removeprefix(codecs.BOM_UTF8))
+        reason = NO_OBJECT
+        record = None
         if len(line) == LARGEST_LINE and not line.endswith(b"\n"):
-            notes[f"lines of more than {LARGEST_LINE // MB} MB, left out"] += 1
+            reason = f"lines left out, of more than {LARGEST_LINE // MB} MB"
             while not line.endswith(b"\n") and (line := file.readline(MB)):
-                done += len(line)
+                pass
+        elif not text.strip():
             continue
-        line = line.removeprefix(codecs.BOM_UTF8)
-        if not line.strip():
-            continue
-        text = decode(line, notes, encoding)
-        try:
-            record = load_json(text)
-        except (json.JSONDecodeError, RecursionError):  # the latter: nested too deeply
-            record = None
+        else:
+            with suppress(json.JSONDecodeError, RecursionError):  # the latter: nested too deeply
+                record = load_json(text)
         if not isinstance(record, dict):
-            lines += _lines_before(path, start)
-            fault = f"not a JSON object on line {lines:,}, which starts {text[:60]!r}"
-            remedy = REPAIR
-            if kind_of(path.name) == ".json":
-                remedy = "a .json is read if it is one array of records, or has a record per line"
-            elif text.startswith("["):
-                remedy = "an array of records is read from a .json"
-            raise DataError(f"{path}: {fault}; {remedy}")
+            record = (reason, f"line {lines:,}{f' after byte {start:,}' if start else ''}", text)
         yield record
 
 
-def _lines_before(path: Path, position: int) -> int:
-    with open(path, "rb") as file:
-        return file.read(position).count(b"\n")
-
-
-def _array_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> Iterator[dict]:
+def _array_records(file: BinaryIO, path: Path, read: Callable) -> Records:
     """The records of one JSON array."""
     raw = file.read(LARGEST_ARRAY + 1)
     if len(raw) > LARGEST_ARRAY:
@@ -377,20 +373,16 @@ def _array_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> I
             f"{Path(path.stem).stem}.jsonl makes it lines"
         )
     try:
-        records = load_json(decode(raw.removeprefix(codecs.BOM_UTF8), notes, encoding))
+        records = load_json(read(raw.removeprefix(codecs.BOM_UTF8)))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({reason_of(error)}); {REPAIR}") from None
+        raise DataError(f"{path} is not JSON ({reason_of(error)}); repair or remove it") from None
     for i, record in enumerate(records):
-        if not isinstance(record, dict):
-            raise DataError(
-                f"{path}: item {i:,} of its array is no object: {chat.beginning(record)}; {REPAIR}"
-            )
-        yield record
+        yield record if isinstance(record, dict) else (NO_OBJECT, f"item {i:,}", record)
 
 
-def _table_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> Iterator[dict]:
+def _table_records(file: BinaryIO, path: Path, read: Callable) -> Records:
     """The rows of a table, whose first line has the names of its columns."""
-    lines = (decode(line, notes, encoding) for line in file)
+    lines = map(read, file)
     header = next((line for line in lines if line.strip()), "").removeprefix("\ufeff")
     separator = max("\t,;|", key=header.count)  # spreadsheets of some countries write a;b
     if separator not in header:
@@ -404,13 +396,11 @@ def _table_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> I
     try:
         for record in rows:
             if None in record:
-                notes.read += 1
-                notes.leave_out(
-                    "rows left out, with more cells than the first line has names; a cell with a "
-                    f"{separator!r} needs quotes",
+                record = (
+                    f"{MORE_CELLS} {separator!r} needs quotes",
+                    f"line {rows.line_num:,}",
                     record,
                 )
-                continue
             yield record
     except csv.Error as error:
         raise DataError(

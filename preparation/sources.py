@@ -20,8 +20,9 @@ import glob
 import hashlib
 import os
 import re
+import shlex
 import sysconfig
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -82,13 +83,12 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
         rest = spec
     config = split = rev = ""
     path = rest.removeprefix("files:")
-    is_path = path not in ("", rest)
-    if not is_path and rest not in INSTALLED:  # a folder called stdlib is files:stdlib
-        is_path = find_place(path) is not None
+    found = None if rest in INSTALLED else find_place(path)  # a folder called stdlib: files:stdlib
+    is_path = found or path not in ("", rest)
     if is_path and "://" in path:
         raise UsageError(f"source {spec!r} is a URL; files: takes a path")
     if is_path:
-        place, fields = find_place(path) or (os.path.expanduser(path), "")
+        place, fields = found or (os.path.expanduser(path), "")
         name = name or Path(place).stem
         kind = "files"
         place = os.path.abspath(place)
@@ -111,9 +111,10 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
                 config, _, split = config.partition(":")
             name = name or public(place).rstrip("/").split("/")[-1]
         else:
-            forms = "stdlib, stdlib+site, chats:stdlib, files:PATH, "
-            forms += "hf:REPO[:CONFIG[:SPLIT]][@REVISION]"
-            raise UsageError(f"a source is a path that is there, or {forms}; not {spec!r}")
+            raise UsageError(
+                "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, "
+                f"files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r}"
+            )
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
     return Source(
@@ -179,22 +180,36 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
         return _hf_units(source)
     files, skipped = find_files(source)
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    target = min(LARGEST_UNIT, max(SMALLEST_UNIT, sum(sizes.values()) // 64))
-    pieces = [p for name, path in files.items() for p in _pieces(name, path, sizes[name], target)]
+    total = sum(sizes.values())
+    target = min(LARGEST_UNIT, max(SMALLEST_UNIT, total // 64))
+    pieces = []
+    unreadable = defaultdict(list)
+    for name, path in files.items():
+        try:
+            pieces += _pieces(name, path, sizes[name], target)
+        except DataError as error:
+            unreadable[str(error).removeprefix(f"{path}: ")].append(str(path))
+    if unreadable:
+        lines = []
+        for fault, paths in unreadable.items():
+            others = f" and {len(paths[10:]):,} others" if paths[10:] else ""
+            mended = fault.replace("{}", shlex.join(paths))  # where a shell takes their names
+            lines.append(f"{', '.join(paths[:10])}{others}: {mended}")
+        raise DataError("\n".join(lines))
     pieces.sort(key=lambda p: hashlib.blake2b(f"{p[0]}:{p[1]}".encode()).digest())
-    units: list[dict] = []
+    units = []
     for name, start, end, size in pieces:
         if not units or units[-1]["bytes"] + size > target:
             units.append({"bytes": 0, "pieces": []})
         units[-1]["pieces"].append([name, start, end])
         units[-1]["bytes"] += size
-    facts = {"files": len(files), "bytes": sum(sizes.values())}
+    facts = {"files": len(files), "bytes": total}
     return units, facts | ({"not_read": dict(skipped.most_common(20))} if skipped else {})
 
 
 def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn]]:
     """The texts of a unit, or its conversations. `notes` counts what is odd or left out."""
-    return (document for document in _all_of(source, unit, notes) if document)
+    return filter(None, _all_of(source, unit, notes))
 
 
 def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn] | None]:
@@ -220,23 +235,21 @@ def check(source: Source, units: list[dict]) -> None:
     notes = Notes()
     found = 0
     size = 0
+    lacking = []
     for document in (d for unit in units for d in _all_of(source, unit, notes)):
         if document:
             found += 1
             size += len(document)
-        lacking = any(notes[reading.without(field)] == notes.read for field in source.fields)
+        lacking = [f for f in source.fields if notes[f"{reading.WITHOUT} {f!r}"] == notes.read]
         is_enough = (found >= SAMPLE or size > LARGEST_UNIT) and not lacking
         if is_enough or notes.read >= FIRST_RECORDS:
             break
     where = f"{source.kind}:{source.place}"
-    first = f"the first {notes.read:,} records"
-    for field in source.fields:
-        if notes.names and notes[reading.without(field)] == notes.read:
-            there = ", ".join(notes.names)[:300]
-            raise UsageError(
-                f"{where} has no field {field!r} in {first}, which have {there}; name one after "
-                "the source: #FIELD"
-            )
+    if notes.names and lacking:
+        raise UsageError(
+            f"{where} has no field {lacking[0]!r} in the first {notes.read:,} records, which have "
+            f"{', '.join(notes.names)[:300]}; name one after the source: #FIELD"
+        )
     if not found:
         raise UsageError(f"{where} has no text that can be used{left_out(notes)}")
     if notes.foreign > notes.bytes / 2:
@@ -248,12 +261,8 @@ def check(source: Source, units: list[dict]) -> None:
 
 
 def left_out(notes: Notes) -> str:
-    """What of a text is not used, and why, with an example of each: for an error."""
-    lines = []
-    for reason, n in sorted(notes.items()):
-        example = f", for example {notes.examples[reason]}" if reason in notes.examples else ""
-        lines.append(f"{n:,} {reason}{example}")
-    return f" ({'; '.join(lines)})" if lines else ""
+    """What of a text is not used, and why: for an error."""
+    return f" ({'; '.join(notes.lines())})" if notes else ""
 
 
 # ----------------------------------------------------------------------------------- local files
@@ -277,8 +286,8 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
     """The files of a local source, and of what kinds others are, which are not read. DataError if
     a folder cannot be read; UsageError if a field is named and a file has none."""
     place = Path(source.place)
-    skipped: Counter = Counter()
-    with reading.readable(place, "change its permissions, or name other files"):
+    skipped = Counter()
+    with reading.readable(place):
         if source.installed:
             found = _installed_files(source.place)
         else:
@@ -297,13 +306,13 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
 def _installed_files(place: str) -> dict[str, Path]:
     """The .py files of Python's standard library, and with +site of the installed packages."""
     paths = sysconfig.get_paths()
+    roots = {"stdlib": paths["stdlib"], "site": paths["purelib"]}
     found = {}
-    for path in _walk(Path(paths["stdlib"]), (".py",), Counter()):
-        if not {"site-packages", "dist-packages"} & set(path.parts):
-            found[f"stdlib/{path.relative_to(paths['stdlib'])}"] = path
-    if place == "stdlib+site":
-        for path in _walk(Path(paths["purelib"]), (".py",), Counter()):
-            found[f"site/{path.relative_to(paths['purelib'])}"] = path
+    for part in place.split("+"):
+        for path in _walk(Path(roots[part]), (".py",), Counter()):
+            name = path.relative_to(roots[part])
+            if not {"site-packages", "dist-packages"} & set(name.parts):
+                found[f"{part}/{name}"] = path
     return found
 
 
@@ -314,11 +323,10 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         files = _walk(place, kinds, skipped)
         found = {path.relative_to(place).as_posix(): path for path in files}
         if not found:
-            ends = f"files:{place} has no file that ends in {' '.join(kinds)}"
-            ends += f" (or these and {' '.join(reading.COMPRESSIONS)})"
             raise UsageError(
-                f"{ends}; name others with a pattern, 'files:FOLDER/**/*.html', or records by a "
-                "#FIELD"
+                f"files:{place} has no file that ends in {' '.join(kinds)} (or these and "
+                f"{' '.join(reading.COMPRESSIONS)}); name others with a pattern, "
+                "'files:FOLDER/**/*.html', or records by a #FIELD"
             )
     elif place.is_file():  # a pipe is not: it can be read only once
         found = {place.name: place}
@@ -367,12 +375,16 @@ def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path
 
 def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
     """(name, start, end, bytes) of each piece of a file; one piece if the file cannot be cut."""
-    if kind_of(name) == ".parquet":
-        with reading.readable(path):
+    kind = kind_of(name)
+    with reading.readable(path):
+        if kind == ".parquet":
             metadata = pq.ParquetFile(path).metadata
-        for i in range(metadata.num_row_groups):
-            yield name, i, i + 1, metadata.row_group(i).total_byte_size
-    elif reading.is_whole(path):
+            for i in range(metadata.num_row_groups):
+                yield name, i, i + 1, metadata.row_group(i).total_byte_size
+            return
+        with reading.open_file(path) as file:
+            reading.refuse(path, file.peek(4096), reading.NOT_TEXT)
+    if path.suffix.lower() in reading.COMPRESSIONS or kind in (".json", ".csv", ".tsv"):
         yield name, 0, -1, size
     else:
         count = max(1, -(-size // target))
@@ -406,8 +418,8 @@ def _reachable(source: Source) -> Iterator[None]:
         yield
     except Exception as error:
         where = f"hf:{source.place}"
-        kind = type(error).__name__
-        wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind)
+        names = "(Dataset|Repository|Revision|DataFiles)NotFound"
+        wrong_name = re.search(names, type(error).__name__)
         wrong_value = isinstance(error, LookupError | ImportError | ValueError)
         if wrong_name or (wrong_value and not isinstance(error, pa.ArrowException)):
             raise UsageError(f"{where}: {reason_of(error)}") from None

@@ -7,6 +7,7 @@ file, so it imports no torch. Next: prepare_data.py has all the steps, shards.py
 """
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -42,6 +43,7 @@ TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
 TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
 TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
+PROMPTS = 3  # held-out documents, of a unit and of all, whose first words are kept for samples
 SMALL = 24_000_000  # bytes; a smaller corpus is read once more, to hold out the share asked for
 
 
@@ -64,8 +66,10 @@ class Job:
         self._read_options()
         self.units, self.facts = zip(*map(self._list, self.sources))
         self.all_units = [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
-        pinned = zip(self.sources, self.facts)
-        self.sources = [replace(s, revision=facts.get("revision")) for s, facts in pinned]
+        self.sources = [
+            replace(source, revision=facts.get("revision"))
+            for source, facts in zip(self.sources, self.facts)
+        ]
         self.nfc = config.nfc
         self.split = split_of(config.digits, config.keep_marks)
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
@@ -104,18 +108,21 @@ class Job:
         self.few_files = is_local and sum(facts["files"] for facts in self.facts) < FEW_FILES
         self.block = DOCUMENT  # characters that are held out together
         if self.few_files:  # 4,096, or a thousandth of a long text, or a 32nd of a short one
-            part = max(min(4096, self.bytes // 32), self.bytes // 1024, 1)
-            self.block = min(part, DOCUMENT)
+            self.block = min(max(min(4096, self.bytes // 32), self.bytes // 1024, 1), DOCUMENT)
         # unit -> which of its documents are left out; found by preparation/copies.py
         self.copies: dict[tuple[int, int], frozenset[int]] = {}
         self.check(remote=False)
         self.val_below = self._val_below()
 
-        edited = [sources.local_files(source) for source in self.sources if source.mutable]
-        self.written_ns = [path.stat().st_mtime_ns for files in edited for path in files.values()]
+        self.written_ns = [  # of files that people edit
+            path.stat().st_mtime_ns
+            for source in self.sources
+            if source.mutable
+            for path in sources.local_files(source).values()
+        ]
         # The records of finished units: in another folder for other options or other text.
-        name = digest([self.key, self.val_below, self.written_ns])
-        self.records = disk.inside(self.folder.absolute(), f".units/{name}")
+        name = f".units/{digest([self.key, self.val_below, self.written_ns])}"
+        self.records = disk.inside(self.folder.absolute(), name)
         self.tokenizer = self.records / "tokenizer.json"
 
     def _read_options(self) -> None:
@@ -143,9 +150,10 @@ class Job:
                 f"hf:{unbounded[0]} may hold far more text than you need; give its training "
                 "tokens: --tokens 2B, or --tokens all"
             )
-        fraction = config.val_fraction
-        if not 0 < fraction < 1:
-            raise UsageError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
+        if not 0 < config.val_fraction < 1:
+            raise UsageError(
+                f"val_fraction {config.val_fraction} is not in (0, 1); try --val_fraction 0.02"
+            )
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
     def _list(self, source: sources.Source) -> tuple[list[dict], dict]:
@@ -250,6 +258,12 @@ def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str
         yield split, "".join(run)
 
 
+def first_words(text: str, most: int = 31) -> str:
+    """The beginning of the first line of a text: the words that end within 1 + `most` characters,
+    or as many characters of a long word, or of Chinese."""
+    return re.search(rf"[^\s\ufeff](.{{,{most}}}(?<!\s)(?!\S)|\S{{,{most}}})|$", text)[0]
+
+
 read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per unit
 
 
@@ -262,19 +276,24 @@ def prepare_unit(
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes = Notes()
     totals = {"train": Counter(), "val": Counter()}
-    val_docs: list[np.ndarray] = []
+    val_docs = []
+    begins = []  # their first words
 
-    def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
-        """(split, ids, bytes of text) of each part of a document; a conversation has one split."""
+    def parts(document) -> Iterator[tuple]:
+        """(split, ids, bytes of text, how it begins) of each part of a document; of one that is not
+        the first, how its first whole line does. A conversation has one split, and a question."""
         text = tokenizer.normalize(chat.as_text(document))
         if isinstance(document, str):
-            for split, part in split_text(text, block, val_below):
+            for i, (split, part) in enumerate(split_text(text, block, val_below)):
                 ids = tokenizer.encode_array(part, normalized=True)
-                yield split, ids, len(part.encode("utf-8"))
+                begin = first_words(part.partition("\n")[2] if i else part)
+                yield split, ids, len(part.encode("utf-8")), begin
         else:
             split = "val" if data.hash64(text) < val_below else "train"
+            begin = first_words(dict(document[::-1])["user"], 159)  # of the first question
             for piece in chat.pieces(document, tokenizer, row_len, notes):
-                yield split, np.array(piece), int(tokenizer.token_bytes[piece].sum())
+                size = int(tokenizer.token_bytes[piece].sum())
+                yield split, np.array(piece), size, begin
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
@@ -282,12 +301,13 @@ def prepare_unit(
             if i in copies:
                 notes["copies of other documents, left out"] += 1
                 continue
-            for split, ids, size in parts(document):
+            for split, ids, size, begin in parts(document):
                 totals[split].update(documents=1, bytes=size, tokens=len(ids))
                 if split == "train":
                     yield ids.astype(dtype)
                 else:
                     val_docs.append(ids.astype(dtype))
+                    begins.append(begin)
 
     splits = {}
     for split, docs in (("train", train_docs()), ("val", val_docs)):
@@ -297,9 +317,10 @@ def prepare_unit(
             in_order = list(packed)
             order = data.Permutation(len(in_order), "val")
             rows = [in_order[order(i)] for i in range(order.n)]
-        file = f"{split}/{source.name}/{name}"
         splits[split] = UnitSplit(
-            shards=shards.write_shards(rows, path.parents[2], file, dtype),
+            shards=shards.write_shards(
+                rows, path.parents[2], f"{split}/{source.name}/{name}", dtype
+            ),
             packing=asdict(packed.stats),
             leftover=[ids.tolist() for ids in packed.leftover],
             **totals[split],
@@ -309,9 +330,10 @@ def prepare_unit(
     record = Unit(
         splits=splits,
         tokens=totals["train"]["tokens"],
-        documents=notes.read,
+        documents=notes.read + notes.bad,
         notes=dict(notes),
         examples=notes.examples,
+        beginnings="\n".join([*filter(None, begins)][:PROMPTS]),
     )
     disk.write_json(path, formats.tree_of(record))
     return record
@@ -327,8 +349,13 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
             left = TOKENIZER_CHARS * share / sum(job.shares) / units
             texts = job.texts(s, u, Notes())
             size = job.block_of(s)
-            parts = (part for t in texts for part in split_text(t, size, job.val_below))
-            for part in (part for split, part in parts if split == "train"):
+            trained = (
+                part
+                for text in texts
+                for split, part in split_text(text, size, job.val_below)
+                if split == "train"
+            )
+            for part in trained:
                 part = part[: min(most, int(left) + 1)]
                 left -= len(part)
                 yield part
@@ -368,13 +395,17 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], Uni
     """Do the unfinished units; returns all records by (source, unit)."""
     found = ((unit, job.record(*unit)) for unit in job.all_units)
     done = {unit: record for unit, record in found if record is not None}
-    if next_unit(job, done, {}) is None:
-        return done
     tokens = sum(record.tokens for record in done.values())
     check_room(job, tokens)
-    total = job.tokens or None
     running = {}  # a future -> its unit
-    with tqdm(desc="prepare", total=total, initial=tokens, unit="tok", unit_scale=True) as bar:
+    with tqdm(
+        desc="prepare",
+        total=job.tokens or None,
+        initial=tokens,
+        unit="tok",
+        unit_scale=True,
+        disable=None,
+    ) as bar:
         while True:
             while len(running) < slots and (unit := next_unit(job, done, running)):
                 running[pool.submit(prepare_unit, *job.task(*unit))] = unit
@@ -405,8 +436,13 @@ def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int
 def next_unit(job: Job, done: dict, running: dict) -> tuple[int, int] | None:
     """The first unit that is neither done nor running, while tokens are still wanted."""
     busy = {*done, *running.values()}
-    wanted = (unit for s in range(len(job.sources)) for unit in first_units(job, s, done))
-    return next((unit for unit in wanted if unit not in busy), None)
+    wanted = (
+        unit
+        for s in range(len(job.sources))
+        for unit in first_units(job, s, done)
+        if unit not in busy
+    )
+    return next(wanted, None)
 
 
 def check_room(job: Job, done_tokens: int) -> None:
@@ -456,9 +492,11 @@ def sweep(job: Job) -> None:
     leftovers, and records of other options or other text, since this job's shards have the same
     names. Below DATA_DIR there may be folders of others: only its own are looked into."""
     records = job.records.parent
-    splits = ("train", "val")
-    own = [f"{split}/{source.name}" for split in splits for source in job.sources]
-    folders = [disk.inside(job.folder, name) for name in own]  # no link leads elsewhere
+    folders = [  # no link leads elsewhere
+        disk.inside(job.folder, f"{split}/{source.name}")
+        for split in ("train", "val")
+        for source in job.sources
+    ]
     for folder in (job.folder, records, job.records, *folders):
         disk.sweep(folder.glob(disk.TEMPORARY))
     for folder in folders:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import dropwhile, islice, takewhile
+from itertools import takewhile
 
 import torch
 
@@ -41,13 +41,13 @@ def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) ->
     """The prompts that were given; or those of the preset that a run is named after, if the data
     are the preset's or gone (None); or how held-out documents begin."""
     preset = find_preset(run)
-    usual = preset.prompts if preset else Preset.prompts
+    usual = (preset or Preset).prompts
     if given or manifest is None:
         return given or usual
-    specs = tuple(source.spec for source in manifest.facts.sources)
-    if preset and specs == preset.data.source:
+    if preset and preset.data.source == tuple(source.spec for source in manifest.facts.sources):
         return usual
-    return tuple(dict.fromkeys(filter(None, beginnings(manifest)))) or usual
+    known = manifest.facts.made.get("beginnings", "").splitlines()[:3]
+    return tuple(dict.fromkeys(filter(None, known or beginnings(manifest)))) or usual
 
 
 def prompts_of(loaded: Trained, given: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -59,15 +59,16 @@ def prompts_of(loaded: Trained, given: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 
 def beginnings(manifest: Manifest) -> Iterator[str]:
-    """The first words of some held-out rows; of conversations, the first question."""
+    """For data prepared before a manifest kept them: the first words of some held-out rows, which
+    may be of a document's rest; of conversations, the first question."""
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    special = {*tokenizer.special.values()}
+    special = tokenizer.special.values()
     most = 32 if manifest.marks else 6  # tokens
     for i in range(min(3, manifest.rows("val", 0))):
         row = manifest.row("val", 0, i)
         begin = (row[:-most] == manifest.bos_id).nonzero()[0][-1]  # the first may be a piece
-        ids = dropwhile(special.__contains__, row[begin:].tolist())
-        text = tokenizer.decode([*islice(takewhile(lambda i: i not in special, ids), most)])
+        begin += 1 + bool(manifest.marks)  # after BOS, and <|user|>
+        text = tokenizer.decode(takewhile(lambda i: i not in special, row[begin:][:most]))
         yield text.strip("\ufffd \n").partition("\n")[0]
 
 
@@ -88,8 +89,11 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         start = time.perf_counter()
         texts, count = continuations(loaded.model, tokenizer, [prompt] * config.n, tuned, config)
         seconds = time.perf_counter() - start
-        texts = [prompt + "\n" * tuned + text for text in texts]
-        print(*map(printable, texts), sep="\n\n", end="\n\n")
+        print(
+            *map(printable, (prompt + "\n" * tuned + text for text in texts)),
+            sep="\n\n",
+            end="\n\n",
+        )
         say(
             f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included",
             file=sys.stderr,
@@ -120,5 +124,5 @@ def continuations(
         )
         for place, row in zip(batch, out[:, length:].tolist()):
             rows[place] = [*takewhile(lambda i: i != stop, row)]
-    texts = [tokenizer.decode(rows[place]) for place in range(len(prompts))]
+    texts = [tokenizer.decode(rows[place]) for place in sorted(rows)]
     return texts, sum(map(len, rows.values()))

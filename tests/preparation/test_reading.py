@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import re
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,11 +53,6 @@ def test_a_folder_called_stdlib_is_not_the_standard_library(tmp_path, monkeypatc
     assert documents_of("files:stdlib")[0] == ["text"]
 
 
-def test_what_is_not_there_is_named_in_full(tmp_path):
-    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/C#: no such file")):
-        documents_of(f"files:{tmp_path}/C#")
-
-
 # ---------------------------------------------------------------------------------------- fields
 ROWS = [{"id": i, "text": f"text {i}", "body": f"body {i}", "of": [i]} for i in range(30)]
 TABLE = [["text", "body", "n"], *([r["text"], f'"{r["body"]}"', str(r["id"])] for r in ROWS)]
@@ -100,8 +96,8 @@ TABLES = {  # what a table holds -> its documents
     'text,n\n"a, b\nc",1\n"say ""hi""",2\nshort\n,4\n': ["a, b\nc", 'say "hi"', "short"],
     "\n\ntext;title\n" + "um, dois, três;x\n" * 3: ["um, dois, três"] * 3,
     "text\none, two\tthree; four\n": ["one, two\tthree; four"],
-    "id,text\n0,hello there, tail\n1,whole\n": ["whole"],
-    'id,text\n0, "hello, tail"\n1,"whole, too"\n': ["whole, too"],
+    "id,text\n1,whole\n0,hello there, tail\n": ["whole"],
+    'id,text\n1,"whole, too"\n0, "hello, tail"\n': ["whole, too"],
     "a\ttext\n0\tone, two\n": ["one, two"],
 }
 DAMAGED_TABLES = {  # and the line that the error names
@@ -109,6 +105,7 @@ DAMAGED_TABLES = {  # and the line that the error names
     'id\ttext\n0\t"hi" there\n': "line 2",
     'id,text\n0,"t \\"hi, there\\" end"\n': "line 2",
     "text,text\na,b\n": "two of its columns",
+    "id,text\n0,hello there, tail\n1,whole\n": "line 2: no record",
 }
 
 
@@ -141,18 +138,17 @@ def test_a_record_is_on_one_side(tmp_path):
 
 def test_what_is_no_text_is_named_among_records(tmp_path):
     for name, content, words in (
-        ("a.jsonl", lines(*ROWS).decode().encode("utf-16"), "a.jsonl is UTF-16.*convert"),
-        ("a.csv", b"%PDF-1", "a.csv is PDF.*convert"),
-        ("a.jsonl", b'[{"text": "a"}]', "read from a .json"),
+        ("a.csv", b"%PDF-1", "a.csv: PDF; .*pdftotext"),
+        ("a.jsonl", b'[{"text": "a"}]', "in a .json one of an array"),
         ("b.jsonl", lines({"text": [1]}), "no text that can be used.*holds a list"),
-        ("a.json", b'{\n "data": [{"text": "a"}]\n}', "one array of records"),
+        ("a.json", b'{\n "data": [{"text": "a"}]\n}', "line 1: no record, .*on a line of its own"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises((DataError, UsageError), match=words):
             documents_of(f"files:{tmp_path}/{name}")
     far = pa.table({"text": pa.array([2**62] * 3, pa.timestamp("us"))})
     pq.write_table(far, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="a.parquet cannot be read"):
+    with pytest.raises(DataError, match="a.parquet: cannot be read"):
         documents_of(f"files:{tmp_path}/a.parquet")
     (tmp_path / "a.jsonl.txt").write_bytes(lines(*ROWS))
     assert "begin as JSON" in str(documents_of(f"files:{tmp_path}/a.jsonl.txt")[1])
@@ -207,22 +203,67 @@ def test_a_field_that_no_record_has_is_refused_before_all_is_read(tmp_path, monk
         documents_of(f"files:{tmp_path}/a.jsonl#text+titel")
 
 
-def test_an_error_names_the_line(tmp_path, monkeypatch):
+BAD = ["{'text': 'python'}", "[1, 2]", '{"text": "the rest of the file was not fetc']
+
+
+@pytest.mark.parametrize("at", [0, 1, 300])
+def test_a_bad_line_is_left_out_unless_a_file_begins_with_it(at, tmp_path, monkeypatch):
+    """It is counted, with the place of the first, and what remains is what it was."""
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 5_000)  # in several pieces
     path = write_jsonl(tmp_path / "a.jsonl", 300)
+    whole = documents_of(f"files:{path}")[0]
     good = path.read_text().splitlines()
-    for at in (0, 299):
-        path.write_text("\n".join([*good[:at], "{'text': 'python'}", *good[at:]]))
-        with pytest.raises(DataError, match=f"line {at + 1},"):
+    path.write_text("\n".join([*good[:at], *BAD * 10, *good[at:]]))
+    if at < 2:  # the first, or most of the first
+        with pytest.raises(DataError, match=f"a.jsonl, line {2 * at + 1}: no record, but .*"):
             documents_of(f"files:{path}")
+        return
+    documents, notes = documents_of(f"files:{path}")
+    assert documents == whole and notes == {reading.NO_OBJECT: 30}
+    line, start = re.search(r", line (\d+) after byte (\S+):", [*notes.lines()][0]).groups()
+    rest = path.read_bytes()[int(start.replace(",", "")) :]
+    assert rest.splitlines()[int(line) - 1].decode() == BAD[0]
+    said = prepare_tiny(tmp_path / "d", "--source", f"files:{path}")
+    assert f"note  30 {reading.NO_OBJECT} (9.1% of all), for example {path}, line" in said
+
+
+def test_an_array_is_read_whole(tmp_path, monkeypatch):
+    path = tmp_path / "b.json"
+    path.write_text('[{"text": "a"}, 7]')
+    documents, notes = documents_of(f"files:{path}")
+    assert documents == ["a"] and f"for example {path}, item 1: 7" in str(notes.examples)
     for text, why in (("[1, 2]", "item 0"), ('[{"text": "a"}', "is not JSON"), ("", "no text")):
-        (tmp_path / "b.json").write_text(text)
+        path.write_text(text)
         with pytest.raises((DataError, UsageError), match=f"b.json.*{why}"):
-            documents_of(f"files:{tmp_path}/b.json")
+            documents_of(f"files:{path}")
     monkeypatch.setattr(reading, "LARGEST_ARRAY", 10)
-    (tmp_path / "b.json").write_text('[{"text": "a"}]')
+    path.write_text('[{"text": "a"}]')
     with pytest.raises(DataError, match=r"jq -c '.\[\]' b.json > b.jsonl"):
-        documents_of(f"files:{tmp_path}/b.json")
+        documents_of(f"files:{path}")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+ANNEX = b"/annex/objects/SHA256E-s5--abc.txt\n"
+
+
+def test_all_files_that_cannot_be_read_are_said_at_once_with_what_mends_them(tmp_path):
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    for i in range(12):
+        (folder / f"{i:02}.txt").write_text("ação", "utf-16")
+    others = {"p.txt": b"%PDF", "p.py": b"\x7fELF", "p.parquet": b"PAR1", "a.parquet": ANNEX}
+    others |= dict.fromkeys(("g.txt", "g.parquet", "g.jsonl.zst", "g.md.xz"), POINTER)
+    for name, content in others.items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match="09.txt and 2 others: UTF-16") as error:
+        documents_of(f"files:{folder}")
+    shell = re.search("^for f in .*", str(error.value), re.MULTILINE)[0]
+    subprocess.run(["sh", "-c", shell], check=True)
+    assert "g.parquet, " in str(error.value) and "git lfs pull" in str(error.value)
+    for name in others:
+        assert f"{folder}/{name}" in str(error.value)
+        (folder / name).unlink()
+    assert documents_of(f"files:{folder}")[0] == ["ação"] * 12
 
 
 # ----------------------------------------------------------------------------- folders and files
@@ -238,18 +279,6 @@ def test_what_a_folder_has_beside_its_text_is_said(tmp_path):
     assert facts.not_read == kinds and facts.files == facts.documents == 60
 
 
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
-ANNEX = b"/annex/objects/SHA256E-s5--abc.txt\n"
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.parquet", "a.jsonl.zst", "a.md.xz"])
-def test_a_pointer_is_not_its_file(name, tmp_path):
-    for content, how in ((POINTER, "git lfs pull"), (ANNEX, "git annex get")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=f"{name} is a pointer.*{how}"):
-            documents_of(f"files:{tmp_path}/{name}")
-
-
 def test_zstd_of_any_window_and_of_several_frames(tmp_path):
     how = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
     engine = zstandard.ZstdCompressor(compression_params=how)
@@ -260,7 +289,7 @@ def test_zstd_of_any_window_and_of_several_frames(tmp_path):
                 frame.write(word)
     assert documents_of(f"files:{path}")[0] == ["first second"]
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(DataError, match="a.txt.zst cannot be read"):
+    with pytest.raises(DataError, match="a.txt.zst: cannot be read"):
         documents_of(f"files:{path}")
 
 
@@ -367,7 +396,9 @@ def test_if_conversations_are_left_out_it_is_said_why(tmp_path):
     path.write_bytes(lines({"messages": said(*ASKED)}, *[odd] * 300))
     done = prepare(tmp_path / "d", "--source", f"files:{path}#messages")
     assert done.returncode == 2 and re.search(f"300 conversations {why}", done.stderr)
-    good = [said(("user", f"number {i}?"), ("assistant", f"it is {i} " * 9)) for i in range(400)]
+    answers = [("assistant", f"it is {i} " * 9) for i in range(400)]
+    good = [said(("system", "s"), ("user", "Who? " * 9), answer) for answer in answers]
     path.write_bytes(lines(*({"messages": turns} for turns in good), *[odd] * 3))
     text = prepare_tiny(tmp_path / "e", "--source", f"files:{path}#messages")
     assert re.search(f"note  3 conversations {why}", text)
+    assert Manifest.load(tmp_path / "e").facts.made["beginnings"].startswith("Who? " * 8)
