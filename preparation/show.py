@@ -1,11 +1,13 @@
 """A row of prepared data as text: `python prepare_data.py show [PRESET] [--row N | --find TEXT]`;
-and all rows compared with the manifest: `python prepare_data.py verify [PRESET]`.
+how its tokenizer splits a text: `... show [PRESET] --text TEXT`; and all rows compared with the
+manifest: `python prepare_data.py verify [PRESET]`.
 
 Reads only DATA_DIR; writes nothing. A document in a row begins with BOS, and so does a piece of
 one that was cut: a line before each says how many tokens it has.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,7 +22,7 @@ from tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Print a row of prepared data as text, and where it comes from."""
+    """Print a row of prepared data as text, and where it comes from; or a text's tokens."""
 
     data_dir: Local = ""
     """Folder that prepare_data.py wrote; by default data/PRESET."""
@@ -30,19 +32,41 @@ class ShowConfig:
     """Print the first row that has this text."""
     split: Literal["train", "val"] = "train"
     """Training or validation rows."""
+    text: str = ""
+    """Print the tokens of this text, not a row."""
 
 
 def show(argv: list[str]) -> int:
-    """`show [PRESET] [--option value ...]`: print one row."""
+    """`show [PRESET] [--option value ...]`: print one row, or the tokens of a text."""
     name, options = cli.first_word(argv)
     if not find_preset(name):
         cli.find("preset", name, PRESETS)
     config = cli.read_options(ShowConfig(f"data/{name}"), options, f"prepare_data.py show {name}")
     manifest = Manifest.load(config.data_dir, name)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    lines = describe(manifest, tokenizer, config, pick(manifest, tokenizer, config))
+    lines = (
+        tokens_of(config.text, tokenizer)
+        if config.text
+        else describe(manifest, tokenizer, config, pick(manifest, tokenizer, config))
+    )
     print(printable("\n".join(lines)))
     return 0
+
+
+def tokens_of(text: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """The lines to print for a text: each token's text, id and bytes; the tokens that share a
+    character together."""
+    ids = tokenizer.encode(text)
+    size = tokenizer.token_bytes[ids].sum()
+    yield f"{len(ids):,} tokens | {size:,} bytes | {size / len(ids):.2f} bytes/token"
+    shared = []
+    for i in ids:
+        shared.append(i)
+        with suppress(UnicodeDecodeError):
+            found = b"".join(map(tokenizer.bytes_of.get, shared)).decode()
+            parts = [f"{n:5} {tokenizer.bytes_of[n].hex(' ')}" for n in shared]
+            yield f"{found!r:16}{' | '.join(parts)}"
+            shared = []
 
 
 def verify(argv: list[str]) -> int:
@@ -101,19 +125,18 @@ def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iter
             yield len(part), tokenizer.decode(i for i in part.tolist() if i != manifest.bos_id)
 
 
-def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: int) -> list[str]:
+def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: int) -> Iterator[str]:
     """The lines to print for row n."""
     source, row = place_of(manifest, config.split, n)
     shard, within = manifest.locate(config.split, source, row)
     found = [*documents(manifest, tokenizer, manifest.row(config.split, source, row))]
     facts = manifest.facts.sources[source]
     fill = manifest.row_len - sum(n for n, _ in found)
-    lines = [
+    yield (
         f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: "
-        f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}",
-        f"source {facts.name}: {facts.spec}",
-        f"shard  {manifest.dir / shard.file}, row {within:,}, crc32 as expected",
-    ]
+        f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}"
+    )
+    yield f"source {facts.name}: {facts.spec}"
+    yield f"shard  {manifest.dir / shard.file}, row {within:,}, crc32 as expected"
     for number, (size, text) in enumerate(found, 1):
-        lines.append(f"\n---- BOS, document {number}: {size:,} tokens\n{text}")
-    return lines
+        yield f"\n---- BOS, document {number}: {size:,} tokens\n{text}"

@@ -62,6 +62,14 @@ def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
         assert "".join(texts).replace("\n", "") == plain.replace("\n", "")
 
 
+def test_a_text_is_shown_with_its_tokens(folders, capsys):
+    """Those that share a character stand in one line."""
+    *ids, a, b, c = Tokenizer.load(folders / "data" / "tokenizer.json").encode("the 汉")
+    head, *rows = shown(capsys, folders, "--text", "the 汉").splitlines()
+    assert head.startswith(f"{len(ids) + 3} tokens | 7 bytes | ") and len(rows) == len(ids) + 1
+    assert rows[-1] == f"{'汉'!r:16}{a:5} e6 | {b:5} b1 | {c:5} 89"
+
+
 def test_mistakes_name_the_value(folders, monkeypatch):
     data = ["show", "--data_dir", str(folders / "data")]
     for args in (["--row", "100000"], ["--find", "no such text"]):
