@@ -512,6 +512,7 @@ _FOREIGN = {
     "--max_new_tokens": "length max_length num_tokens",
     "no option, as text is read about once": "dropout",
     "--eval_every and --save_every": "eval_interval eval_steps save_interval save_steps",
+    "--dtype": "fp16 bf16 mixed_precision",
     "--recompute": "gradient_checkpointing",
     "--resume auto, the default: the same command goes on": "resume_from_checkpoint",
     "--wandb": "wandb_log wandb_project report_to",

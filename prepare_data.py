@@ -49,6 +49,11 @@ def main(argv: list[str]) -> int:
     if not config.mixture and config.source == find_preset(preset.name).data.source:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
+    if "chats:stdlib" in find_preset(preset.name).data.source and not manifest.marks:
+        say(
+            f"warning: {preset.name} is for conversations, and none are in this text: name their "
+            "field, as in files:chats.jsonl#messages (docs/chat.md)"
+        )
     if config.publish:
         from stores import stage
 

@@ -34,6 +34,14 @@ UNUSABLE = (  # errno of an OSError that means: the user named a path that canno
 )  # fmt: skip
 
 
+PASTED = {  # what becomes of a command on its way from a page, or from Windows -> what to type
+    r"[—–]+[a-z_]+(=.*)?": "begins with a long dash; type two short ones, --steps",
+    r"[^“„\s]+”": "ends with a curly quote, which a shell does not know; type straight ones",
+    r"=": "stands alone; write --steps 100 or --steps=100",
+    r"(\S*[=:])?[A-Za-z]:\\.*": "is a path of Windows; in WSL C:\\texts is /mnt/c/texts",
+}
+
+
 @dataclass(frozen=True)
 class TrainArgs:
     """Train a GPT. The first word is the preset (default: tiny); options override its values."""
@@ -46,7 +54,9 @@ class TrainArgs:
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
     """`parse("train.py", "train", ["d12", "--steps", "200"])` -> the preset with its folders."""
     name, options = first_word(argv)
-    others = f"There are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
+    others = f"there are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
+    if os.path.exists(name):
+        others += f" (to read that file or folder: tiny --source files:{name})"
     near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
     preset = replace(cfg.find_preset(name) or find("preset", name, near, others), name=name)
     default = TrainArgs(preset.train, preset.run, preset.model)
@@ -74,9 +84,17 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
     ours = {name for part in parts for name in vars(part)}
     flags = [word.partition("=")[0][2:].replace("-", "_") for word in argv if word[:2] == "--"]
-    for name in flags:
-        if name in cfg.FOREIGN.keys() - ours:
-            raise UsageError(f"there is no --{name}; here it is {cfg.FOREIGN[name]}")
+    foreign = [name for name in flags if name in cfg.FOREIGN.keys() - ours]
+    if foreign:
+        known = "; ".join(f"for --{name} it is {cfg.FOREIGN[name]}" for name in foreign)
+        raise UsageError(f"there is no --{', --'.join(foreign)}; here {known}")
+    for word in argv:
+        for form, remark in PASTED.items():
+            if re.fullmatch(form, word):
+                raise UsageError(f"{word} {remark}")
+    pairs = [word.partition("=") for word in argv]
+    # as a shell does with the value of `--data_dir ~/texts`
+    argv = [name + equals + os.path.expanduser(value) for name, equals, value in pairs]
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -115,9 +133,9 @@ def find(kind: str, name: str, table: dict, where: str = "") -> Any:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-    near = f"did you mean {near[0]}? " if near else ""
-    where = where or f"There are {', '.join(table)}"
-    raise UsageError(f"there is no {kind} {name!r}; {near}{where}")
+    near = f" (did you mean {near[0]}?)" if near else ""
+    where = where or f"there are {', '.join(table)}"
+    raise UsageError(f"there is no {kind} {name!r}{near}; {where}")
 
 
 def count(text: str) -> int:
@@ -169,6 +187,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             text = f"error: {error}"
             if isinstance(error, OSError) and error.errno in REMEDIES:
                 text += f"; {REMEDIES[error.errno]}"
+            elif isinstance(error, OSError) and error.filename:
+                text = f"error: {error.filename} cannot be used: {error.strerror}; name another"
             text = printable(public(text))
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 content = {"message": text, "timestamp": int(time.time())}

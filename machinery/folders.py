@@ -16,6 +16,7 @@ from config import UsageError
 from machinery import checkpoint, cli, code, disk
 from machinery.errors import CheckpointError
 from machinery.formats import Trainer, tree_of
+from machinery.output import brief
 from machinery.plan import UNKNOWN, Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
@@ -166,4 +167,4 @@ def differences(before: dict, now: dict, names) -> dict[str, str]:
     """name -> "name is X there and Y here", of the names whose values differ in two identities."""
     before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # for missing fields
     differ = [n for n in sorted(names) if json.dumps(before.get(n)) != json.dumps(now.get(n))]
-    return {n: f"{n} is {before.get(n)!r} there and {now.get(n)!r} here" for n in differ}
+    return {n: brief(f"{n} is {before.get(n)!r} there and {now.get(n)!r} here") for n in differ}

@@ -23,6 +23,11 @@ def printable(text: str) -> str:
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
+def brief(text: str) -> str:
+    """`text` with only the first digits of its hashes."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}", r"\1", text)
+
+
 def say(text: object, **options: Any) -> None:
     """Print `text`, public and printable. options: those of print."""
     print(printable(public(str(text))), **options)

@@ -206,3 +206,5 @@ class Signals:
             signal.signal(signum, signal.SIG_IGN)
             raise KeyboardInterrupt("at once: the same command resumes from the newest checkpoint")
         self.received = signum
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            os.write(2, b"ends after this step; Ctrl-C again: at once, without a checkpoint\n")

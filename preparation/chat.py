@@ -61,7 +61,7 @@ def read_turns(value: object) -> list[Turn]:
             raise TurnsError("a part that is not text", value)
         turns.append((known, "".join(texts)))
     roles = [role for role, _ in turns]
-    asked = roles[roles[:1] == ["system"] :]  # from 1 if it is true, else from 0
+    asked = roles[1:] if roles[:1] == ["system"] else roles
     if not asked or asked != [("user", "assistant")[i % 2] for i in range(len(asked))]:
         raise TurnsError("roles out of turn", value)
     return turns
@@ -70,7 +70,10 @@ def read_turns(value: object) -> list[Turn]:
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
     found = [turn[name] for name in names if turn.get(name) is not None]
-    return max(found, key=bool, default=None)
+    for value in found:
+        if value:
+            return value
+    return found[0] if found else None
 
 
 def marks(tokenizer) -> tuple[int, int, int]:
@@ -130,9 +133,7 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
     between exchanges, and each piece begins with the system text and a question. An exchange longer
     than a row loses the end of its answer with its <|end|>, so it does not teach to stop there."""
     assistant = marks(tokenizer)[1]
-    begin = turns[0][0] == "system"  # true: 1
-    system = turns[:begin]
-    asked = turns[begin:]
+    system, asked = (turns[:1], turns[1:]) if turns[0][0] == "system" else ([], turns)
     piece = []
     for i in range(0, len(asked) - 1, 2):
         exchange = asked[i : i + 2]

@@ -113,7 +113,8 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
         else:
             raise UsageError(
                 "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, "
-                f"files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r}"
+                f"files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r} (a path with "
+                "spaces needs quotes)"
             )
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes

@@ -398,6 +398,7 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], Uni
     tokens = sum(record.tokens for record in done.values())
     check_room(job, tokens)
     running = {}  # a future -> its unit
+    said = time.monotonic()
     with tqdm(
         desc="prepare",
         total=job.tokens or None,
@@ -412,6 +413,10 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], Uni
             bar.set_postfix_str(f"{len(done)} of {len(job.all_units)} units")
             if not running:
                 return done
+            if bar.disable and time.monotonic() > said + 60:  # a log, not a terminal
+                said = time.monotonic()
+                ready = sum(record.tokens for record in done.values())
+                say(f"prepare   {len(done)} of {len(job.all_units)} units, {ready:,} tokens")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
                 record = future.result()

@@ -87,6 +87,10 @@ def test_a_python_without_the_packages_is_told_where_they_are(program, tmp_path)
 TO_ALL = {
     "--data_dri x": ("--data_dri", "--data_dir", "--help"),
     "--data_dir x y": ("y", "--help"),
+    "\N{EM DASH}data_dir x": ("\N{EM DASH}data_dir", "two short ones"),
+    "--data_dir = x": ("=", "--steps=100"),
+    "--data_dir x vez\N{RIGHT DOUBLE QUOTATION MARK}": ("vez", "straight"),
+    r"--data_dir=C:\texts": (r"C:\texts", "/mnt/c/texts"),
     "--data_dir": ("--data_dir",),
 }
 TO_ONE = {
@@ -104,7 +108,7 @@ TO_ONE = {
         "--data_dir nowhere": ("nowhere", "python prepare_data.py tiny"),
         "--data_dir {run}": ("prepare_data.py tiny --data_dir NEW_FOLDER",),
         "--data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128": ("GB", "smaller preset"),
-        "--dropout 0.1": ("--dropout", "read about once"),
+        "--dropout 0.1 --max_iters=9": ("--dropout", "read about once", "--max_iters", "--steps"),
         "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
         "--steps 5 --minutes 3": ("--steps and --minutes", "give one"),
         "--epochs 2 --plan": ("--epochs 2", "--tokens"),
@@ -113,7 +117,7 @@ TO_ONE = {
         "--name ..": ("--name ..",),
     },
     "train.py d13x": {"": ("'d13x'", "d12", "tiny")},
-    "train.py d100": {"": ("'d100'; There are", "up to d99")},
+    "train.py d100": {"": ("'d100'; there are", "up to d99")},
     "prepare_data.py tiny": {
         "--source files:nowhere": ("nowhere",),
         "--source wikipedia": ("wikipedia", "stdlib"),
@@ -127,7 +131,9 @@ TO_ONE = {
     "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m", "train one first")},
     "eval.py compare tiny x": {"": ("runs/tiny is not the folder of a run", "train.py")},
     "eval.py lose tiny": {"": ("'lose'", "loss")},
-    "eval.py sample tiny": {"--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",)},
+    "eval.py sample tiny": {
+        "--run_dir {run} --prompt " + "word" * 80: ("241 tokens", "fewer than 64")
+    },
     "eval.py report": {
         "{run}/checkpoints/step_00000012": ("step_00000012",),
         "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),

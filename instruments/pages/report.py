@@ -7,7 +7,6 @@ ends; eval.py calls the rest. Next: report.html, the template.
 """
 
 import json
-import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import cli, code, disk, trained
 from machinery.formats import SampleLine
 from machinery.log import duration, short
-from machinery.output import say
+from machinery.output import brief, say
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 40  # drawn at a validation
@@ -88,7 +87,8 @@ def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]], list[tupl
     hashes = []
     for key, value in run.config.items():
         if key != "code" and plain(value) != plain(usual.get(key)):
-            (hashes if key in HASHES else facts).append((key, plain(value) or "none"))
+            kind = hashes if key in HASHES else facts
+            kind.append((key, plain(value) or "none"))
     if run.codes:
         last = run.codes[-1]
         edits = ", and the edits in code.diff" if last.changed else ""
@@ -199,8 +199,8 @@ def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
         )
     elif differ.keys() == {"seed"} and not of_code:
         advice = f"{ONLY_NOISE}: only the seed differs, so all of it is noise"
-    brief = lambda found: re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}", r"\1", ", ".join(found))
-    return [*(f"{key}: {brief(found)}" for key, found in differ.items()), *of_code], advice
+    lines = [brief(f"{key}: {', '.join(found)}") for key, found in differ.items()]
+    return [*lines, *of_code], advice
 
 
 def differences_of_code(runs: list[RunFolder]) -> list[str]:
