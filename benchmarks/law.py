@@ -273,9 +273,8 @@ def draw(rows: list[dict], law: Law) -> str:
         guesses = [law.predict(r["weights"], r["tokens"])[0] for _, r in fitted]
         left.plot([f for f, _ in fitted], guesses, "--", lw=1, color=line.get_color())
     left.set(xscale="log", yscale="log", xlabel="FLOPs (dashed: the law)", title="bits per byte")
-    N = np.geomspace(law.N.min() / 4, law.N.max() * 2, 100)
-    budgets = {5e12: "C5", 1e13: "C6", 2e13: "C8", 4e13: "C9"}
-    for budget, color in budgets.items():
+    N = np.geomspace(law.N.min() / 4, law.N.max() * 2)
+    for budget, color in {5e12: "C5", 1e13: "C6", 2e13: "C8", 4e13: "C9"}.items():
         losses = np.exp(law.log_loss(law.p, N, budget / 6 / N))
         right.plot(N, losses, lw=1, color=color, label=f"{budget:.0e}")
         for size in sorted(set(law.N)):  # between its runs, on a line in logarithms
@@ -286,9 +285,8 @@ def draw(rows: list[dict], law: Law) -> str:
                 right.plot([size], [loss], "o", ms=5, color=color)
         best, tokens = best_size(law, budget)
         right.plot([best], [law.predict(best, tokens)[0]], "k*", ms=8)
-    right.set(ylim=(1, 2.4))
-    right.set(xscale="log", yscale="log", xlabel="weights N, at D = C / 6N tokens")
-    right.set_title("for C FLOPs (star: the law's best)")
+    right.set(xscale="log", ylim=(1, 2.4), title="for C FLOPs (star: the law's best)")
+    right.set_xlabel("weights N, at D = C / 6N tokens")
     for axes in (left, right):
         axes.yaxis.set_major_formatter("{x:g}"), axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid()

@@ -5,6 +5,7 @@ page.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -23,12 +24,6 @@ PANELS = (  # title, key of the training records, key of the validations, is it 
 MARKERS = "os^Dv<>p"  # told apart without colours
 
 
-def label(text: str) -> str:
-    """A text for a picture: the end of a long one, as paths differ there; `$` begins a formula."""
-    text = plain(text)
-    return (text if len(text) <= 60 else f"\N{HORIZONTAL ELLIPSIS}{text[-59:]}").replace("$", r"\$")
-
-
 def paint(title: str, size: tuple[float, float], *panels: Callable) -> str:
     """An SVG of panels side by side, each drawn by a function of its axes."""
     figure = picture.figure(*size)
@@ -43,13 +38,14 @@ def paint(title: str, size: tuple[float, float], *panels: Callable) -> str:
 
 def draw_run(run: RunFolder) -> list[str]:
     """The SVGs of the page; none before a step."""
-    draw = lambda p: paint(
-        f"{p[0]}, over tokens", (4.6, 2.9), lambda axes: draw_steps(axes, run, *p)
-    )
-    return [draw(panel) for panel in PANELS if run.steps]
+    return [
+        paint(f"{panel[0]}, over tokens", (4.6, 2.9), partial(draw_steps, run, *panel))
+        for panel in PANELS
+        if run.steps
+    ]
 
 
-def draw_steps(axes, run: RunFolder, title, key, val_key, is_noisy) -> None:
+def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
     tokens = np.array([line.tokens for line in run.steps], float)
     values = np.array([getattr(line, key) for line in run.steps], float)
@@ -104,7 +100,7 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                     marker=MARKERS[n % len(MARKERS)],
                     markersize=4,
                     color=f"C{n}",
-                    label=label(run.dir),
+                    label=plain(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
                 )
         axes.set(xlabel=f"{unit} of training" if by_time else "tokens", xlim=(0, None))
 
@@ -115,4 +111,4 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
         axes.figure.legend(loc="outside lower left", ncols=2)
 
     size = 11, 4.2 + 0.1 * (len(runs) + 2)
-    return paint("bits per byte", size, over_tokens, lambda axes: draw(axes, by_time=True))
+    return paint("bits per byte", size, over_tokens, partial(draw, by_time=True))

@@ -7,6 +7,7 @@ ends; eval.py calls the rest. Next: report.html, the template.
 """
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +19,10 @@ from config import GPTConfig, Local, TrainConfig, UsageError, find_preset
 from instruments.pages import curves, multiplier
 from instruments.pages.records import OF_A_START, RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import cli, code, disk, trained
+from machinery import cli, code, disk
 from machinery.formats import SampleLine
 from machinery.log import duration, short
-from machinery.output import brief, say
+from machinery.output import say
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 40  # drawn at a validation
@@ -50,7 +51,7 @@ def write(run_dir: str | Path) -> Path:
     """Write RUN_DIR/report.html; returns its path."""
     run = RunFolder(run_dir)
     processes = run.processes()
-    preset, facts, hashes = configuration(run)
+    preset, facts = configuration(run)
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
@@ -62,7 +63,6 @@ def write(run_dir: str | Path) -> Path:
         plain=plain,
         preset=preset,
         configuration=facts,
-        hashes=hashes,
         now=time.time(),
         date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
         short=short,
@@ -73,28 +73,22 @@ def write(run_dir: str | Path) -> Path:
     return page
 
 
-HASHES = ("data_fingerprint", "tokenizer_sha256", "revisions")  # of config.json, as is its code
+# Of config.json: of data and code, which the page tells beside them.
+HASHES = ("data_fingerprint", "tokenizer_sha256", "revisions", "code")
 
 
-def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]], list[tuple[str, str]]]:
-    """The preset that the run was begun with, if it is known; (name, text) of what differs from it,
-    or of all; and of its data and code."""
+def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
+    """The preset that the run was begun with, if it is known; and (name, text) of what differs from
+    it, or of all."""
     word = cli.first_word(run.starts[0].command.split()[1:])[0] if run.starts else ""
     preset = find_preset(word)
     parts = (preset.train, preset.model, preset.run) if preset else ()
     usual = {name: value for part in parts for name, value in asdict(part).items()}
     facts = []
-    hashes = []
     for key, value in run.config.items():
-        if key != "code" and plain(value) != plain(usual.get(key)):
-            kind = hashes if key in HASHES else facts
-            kind.append((key, plain(value) or "none"))
-    if run.codes:
-        last = run.codes[-1]
-        edits = ", and the edits in code.diff" if last.changed else ""
-        commit = last.commit[:12] if last.commit else "not known"
-        hashes.append(("code", f"commit {commit}{edits}"))
-    return word if preset else "", facts, hashes
+        if key not in HASHES and plain(value) != plain(usual.get(key)):
+            facts.append((key, plain(value) or "none"))
+    return word if preset else "", facts
 
 
 # -------------------------------------------------------------------------------- several runs
@@ -106,11 +100,13 @@ def compare(argv: list[str]) -> int:
     return 0
 
 
-def compared(words: list[str]) -> str:
+def compared(folders: list[str]) -> str:
     """The table, what else differs, and the path of the picture, which it draws."""
-    if len(words) < 2:
-        raise UsageError("compare needs two runs or more: python eval.py compare tiny runs/other")
-    runs = [RunFolder(trained.folder_of(word)) for word in words]
+    if len(folders) < 2:
+        raise UsageError(
+            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
+        )
+    runs = [RunFolder(folder) for folder in folders]
     for run in runs:
         if not multiplier.curve_of(run):
             raise UsageError(
@@ -199,8 +195,8 @@ def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
         )
     elif differ.keys() == {"seed"} and not of_code:
         advice = f"{ONLY_NOISE}: only the seed differs, so all of it is noise"
-    lines = [brief(f"{key}: {', '.join(found)}") for key, found in differ.items()]
-    return [*lines, *of_code], advice
+    brief = lambda found: re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}", r"\1", ", ".join(found))
+    return [*(f"{key}: {brief(found)}" for key, found in differ.items()), *of_code], advice
 
 
 def differences_of_code(runs: list[RunFolder]) -> list[str]:
