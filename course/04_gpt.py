@@ -302,7 +302,7 @@ left.set(xlim=(2, 5.2), ylim=(len(ladder), -0.6), title="lessons 1 to 4")
 left.set_xlabel("bits per byte, held out (from 2)")
 for name, curve in curves.items():
     right.plot(range(10, STEPS, 20), torch.tensor(curve).view(-1, 20).mean(1), label=name)
-right.set(xlabel="step", ylabel="bits per byte, training", ylim=(2, 5)), right.legend(fontsize=8)
+right.set(xlabel="step", ylabel="bits per byte, training", ylim=(2, 5)), right.legend()
 lesson.save(fig, "04_gpt")
 
 # %% [markdown]

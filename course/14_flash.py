@@ -227,7 +227,7 @@ for name, color in zip(names, ("crimson", "steelblue", None, "darkorange")):
 ax.set(xlim=(110, 9000), ylim=(0.05, 80))
 ax.set(xlabel="length T", ylabel="MB stored for the backward pass")
 ax.set_xticks(lengths, [f"{T:,}" for T in lengths]), ax.minorticks_off()
-ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"]), ax.grid(color="gainsboro")
+ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"]), ax.grid()
 ax.set(title="16 times the length: 16 times the memory, or 176")
 lesson.save(fig, "14_flash")
 

@@ -178,7 +178,7 @@ left, right = fig.subplots(1, 2, width_ratios=[3, 2])
 for (name, curve), color in zip(curves.items(), ("silver", "tab:blue", "crimson")):
     left.plot(curve[:80], color=color, label=name, zorder=0 if color == "silver" else 1)
 left.set(xlabel="distance", ylabel="score of equal vectors", ylim=(-1.1, 1.9))
-left.legend(loc="upper right", fontsize=8)
+left.legend(loc="upper right")
 tokens = [0, 8192]
 for (heads, size, *_), color in zip(rows, ("crimson", "tab:blue", "tab:green")):
     right.plot(tokens, [n * size / 1e6 for n in tokens], color=color)

@@ -228,7 +228,7 @@ ax.axvline(5.5, color="black", ls=":")
 ax.plot([8], [(3 * W + peak) / 1e6], "v", color="black", label="peak, by the profiler")
 ax.set(ylabel="MB", xlim=(0, 11), ylim=(0, 85))
 ax.set_title(f"step 1{40 * ' '}step 2", loc="center")
-ax.legend(loc="upper left", fontsize=8, ncols=2)
+ax.legend(loc="upper left", ncols=2)
 lesson.save(fig, "18_profiler")
 
 # %% [markdown]

@@ -166,14 +166,14 @@ a, b, c = fig.subplots(1, 3)
 for name, color in (("healthy", "tab:blue"), ("doubled_rate", "crimson")):
     a.plot(pace(run[name, 0])[1:].max(0), color=color, label=name)
 a.plot(spike, color="tab:orange", label="rate_spike", zorder=0)
-a.set(yscale="log", title="step / (rate x sqrt(n))", xlabel="step"), a.legend(fontsize=8)
+a.set(yscale="log", title="step / (rate x sqrt(n))", xlabel="step"), a.legend()
 b.plot(run["healthy", 0]["loss"], color="tab:blue", label="healthy")
 b.plot(run["not_shuffled", 0]["loss"], color="crimson", label="not_shuffled")
-b.set(title="loss", xlabel="step", ylim=(1.6, None)), b.legend(fontsize=8, loc="lower left")
+b.set(title="loss", xlabel="step", ylim=(1.6, None)), b.legend(loc="lower left")
 for s in SEEDS:
     c.plot(probe["healthy"][s], color="tab:blue", label=None if s else "healthy")
     c.plot(probe["no_rope"][s], color="crimson", label=None if s else "no_rope")
-c.set(yscale="log", title="the past reversed: change", xlabel="step / 10"), c.legend(fontsize=8)
+c.set(yscale="log", title="the past reversed: change", xlabel="step / 10"), c.legend()
 lesson.save(fig, "23_clinic")
 
 # %% [markdown]

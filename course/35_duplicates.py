@@ -250,7 +250,7 @@ for shift, column, color, name in ((-0.2, 2, "crimson", "leaked"), (0.2, 3, "tab
     right.axhline(values[-1], color=color, linewidth=0.7)
 right.set_xticks(range(6), [name.replace(" ", "\n") for name in results], fontsize=8)
 right.set(ylabel="bits per byte", ylim=(0, 3.6))
-right.legend(fontsize=8, ncols=2)
+right.legend(ncols=2)
 lesson.save(fig, "35_duplicates")
 
 # %% [markdown]

@@ -227,7 +227,7 @@ for curve, color, label in zip(curves, ("tab:blue", "crimson"), ("the mask", "no
     right.plot([a for a, _ in curve], color=color, label=f"answers, {label}")
     right.plot([e for _, e in curve], "--", color=color, label=f"everything, {label}")
 right.set(xlabel="step", ylabel="nats per token", ylim=(0, 11), title="the loss of what?")
-right.legend(fontsize=8, ncols=2)
+right.legend(ncols=2)
 lesson.save(fig, "37_name")
 
 # %% [markdown]

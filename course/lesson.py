@@ -27,6 +27,7 @@ COURSE = Path(__file__).resolve().parent
 OUT = COURSE / "out"
 START = time.perf_counter()
 sys.path.insert(0, str(COURSE.parent))
+from instruments.pages import picture  # noqa: E402
 
 
 def begin(number: int, name: str) -> None:
@@ -84,15 +85,11 @@ def arithmetic(claim: bool, text: str) -> None:
 
 def figure(width: float = 7, height: float = 3.5):
     """A matplotlib figure; needs no display."""
-    from instruments.pages import picture
-
     return picture.figure(width, height)
 
 
 def save(fig, name: str) -> None:
     """Write the figure to course/out/NAME.svg; a notebook shows it."""
-    from instruments.pages import picture
-
     title = f"the figure of lesson {name}"
     text = picture.svg(fig, title)
     (OUT / f"{name}.svg").write_text(text, encoding="utf-8")
