@@ -7,7 +7,6 @@ ends; eval.py calls the rest. Next: report.html, the template.
 """
 
 import json
-import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from config import GPTConfig, Local, TrainConfig, UsageError, find_preset
 from instruments.pages import curves, multiplier
 from instruments.pages.records import OF_A_START, RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import cli, code, disk
+from machinery import cli, code, disk, trained
 from machinery.formats import SampleLine
 from machinery.log import duration, short
-from machinery.output import say
+from machinery.output import brief, say
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 40  # drawn at a validation
@@ -100,13 +99,11 @@ def compare(argv: list[str]) -> int:
     return 0
 
 
-def compared(folders: list[str]) -> str:
+def compared(words: list[str]) -> str:
     """The table, what else differs, and the path of the picture, which it draws."""
-    if len(folders) < 2:
-        raise UsageError(
-            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
-        )
-    runs = [RunFolder(folder) for folder in folders]
+    if len(words) < 2:
+        raise UsageError("compare needs two runs or more: python eval.py compare tiny runs/other")
+    runs = [RunFolder(trained.folder_of(word)) for word in words]
     for run in runs:
         if not multiplier.curve_of(run):
             raise UsageError(
@@ -151,8 +148,10 @@ def compared(folders: list[str]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     for run in runs[1:]:
-        only_noise = differences([runs[0], run])[1].startswith(ONLY_NOISE)
-        lines += ["", *multiplier.table_of(runs[0], run, common, only_noise)]
+        pair = differences([runs[0], run])[1]
+        if pair != OTHER_TEXT:
+            noise = pair.startswith(ONLY_NOISE)
+            lines += ["", *multiplier.table_of(runs[0], run, common, noise)]
     differ, advice = differences(runs)
     lines += ["", *differ, advice]
     if between:
@@ -167,6 +166,7 @@ def compared(folders: list[str]) -> str:
 
 
 ONLY_NOISE = "no difference"
+OTHER_TEXT = "warning: the data differ, so the bits per byte are of different text"
 
 
 def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
@@ -186,7 +186,7 @@ def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
     mixed = any("then" in plain(run.config.get("eval_tokens")) for run in runs)
     advice = "trust a difference only if it is larger than that between two seeds"
     if "data_fingerprint" in differ:
-        advice = "warning: the data differ, so the bits per byte are of different text"
+        advice = OTHER_TEXT
     elif mixed or "eval_tokens" in differ:
         advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
     elif not differ and not of_code:
@@ -195,8 +195,8 @@ def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
         )
     elif differ.keys() == {"seed"} and not of_code:
         advice = f"{ONLY_NOISE}: only the seed differs, so all of it is noise"
-    brief = lambda found: re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}", r"\1", ", ".join(found))
-    return [*(f"{key}: {brief(found)}" for key, found in differ.items()), *of_code], advice
+    lines = [brief(f"{key}: {', '.join(found)}") for key, found in differ.items()]
+    return [*lines, *of_code], advice
 
 
 def differences_of_code(runs: list[RunFolder]) -> list[str]:
