@@ -8,16 +8,14 @@ was said (SAID); the others (what it does, where it is) can only be remembered.
 
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: F401
 import data
 import eval
 from bits_per_byte import score_text

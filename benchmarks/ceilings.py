@@ -8,24 +8,21 @@ torch has, causal FLOPs, backward counted as 2.5 times forward. Prints tables, a
 benchmarks/RESULTS.md (--results "" for no file).
 """
 
-import argparse
 import math
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: F401
 from config import GPTConfig
 from model import GPT
-from runs import ROOT
+from runs import parser_of
 from throughput import find_preset, measure_matmul, report
 
 TOKENS = {"cuda": 65_536, "cpu": 1_024}  # of a micro-batch
@@ -132,9 +129,8 @@ def attention(name: str, model: GPTConfig, device: torch.device, dtype: torch.dt
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("presets", nargs="*", default=["d12", "d20"])
-    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -9,20 +9,19 @@ wait=True and without, in turn. Writes to a temporary folder (in DIR), and remov
 import argparse
 import shutil
 import statistics
-import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import at_root  # noqa: F401
 from config import PRESETS, GPTConfig
 from machinery.checkpoint import Checkpointer, checkpoints, why_invalid
 from machinery.formats import Trainer
 from model import GPT
 from optim import adamw
+from runs import timed
 
 
 def build(layers: int) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
@@ -34,12 +33,6 @@ def build(layers: int) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
     optimizer.step()  # moments that are not zeros
     optimizer.zero_grad(set_to_none=True)
     return model, [optimizer]
-
-
-def timed(work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ loss by position on held-out rows, before and after. A CPU does it in a few minu
 """
 
 import statistics
-import sys
 import sysconfig
 from collections import defaultdict
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: E402, F401
 import data  # noqa: E402
 import prepare_data  # noqa: E402
 import train  # noqa: E402

@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import config
+from at_root import ROOT
+from config import find_preset
 from machinery import disk
 
 NEEDED = "numpy pyarrow safetensors tiktoken tokenizers torch tqdm tyro xdist zstandard".split()
@@ -349,7 +348,7 @@ def check(args) -> None:
     if args.peer and not Path(args.peer, "nanochat", "gpt.py").is_file():
         remedy = "git clone https://github.com/karpathy/nanochat, and give that folder"
         raise ValueError(f"--peer {args.peer}: no nanochat/gpt.py is in it; {remedy}")
-    if args.preset and not config.find_preset(args.preset):
+    if args.preset and not find_preset(args.preset):
         raise ValueError(f"--preset {args.preset}: there is none; try d6, d12 or smol-135m")
     if args.minutes <= 0:
         raise ValueError(f"--minutes {args.minutes:g} is no time")

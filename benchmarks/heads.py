@@ -8,12 +8,11 @@ of held-out text rise when only that head is off. Then all induction heads, and 
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: F401
 import data
 import eval as evaluate
 from instruments.pages.look import BIT, Probe, copy_test, describe_heads, nats_of

@@ -7,7 +7,6 @@ at preset d12 (about 512K tokens/s); then rows/s of data/tiny, if it is there.
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 import zlib
@@ -15,9 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
+from at_root import ROOT
 from data import RowLoader, order_of
 from machinery import disk, formats, shards
 from machinery.shards import Manifest

@@ -9,14 +9,11 @@ Lesson 7 of the course compares best fit with the policies of others.
 """
 
 import argparse
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from at_root import ROOT
 from data import pack
 from preparation import sources
 from preparation.reading import Notes

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ BEGAN = time.monotonic()  # before the imports that take long
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: F401
 import config as cfg
 import data
 import flops
@@ -44,7 +44,7 @@ import train
 from bits_per_byte import score_text
 from machinery import build, folders, ranks
 from machinery.plan import make_plan
-from runs import ROOT
+from runs import ROOT, parser_of, timed
 from session import Progress, Run
 from throughput import (
     HEADER,
@@ -444,12 +444,6 @@ def time_of(side, run: Run, rows: int) -> tuple[float, float]:
     return step_s, timed(lambda: score(side, run, rows))
 
 
-def timed(work: Callable) -> float:
-    start = time.monotonic()
-    work()
-    return time.monotonic() - start
-
-
 def report_if_stopped() -> None:
     """On a signal, end this process by an exception, so that it reports what there is so far."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))
@@ -457,14 +451,13 @@ def report_if_stopped() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("part", nargs="?", choices=["speed", "learn"], default="speed")
     parser.add_argument("preset", nargs="?", default="tiny")
     parser.add_argument("--peer", default="", help="a checkout of nanochat")
     parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--steps", type=int, default=0, help="speed: 8; learn: what fits")
     parser.add_argument("--no_compile", action="store_true")
-    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     parser.add_argument("--micro_batch", type=int, default=0, help="rows; 0: as planned for ours")
     parser.add_argument("--warmup", type=int, default=3, help="speed: steps before those measured")
     parser.add_argument("--rounds", type=int, default=1, help="speed")

@@ -20,7 +20,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from packing import ROOT, stdlib_texts
 from tokenizer import Tokenizer
 

@@ -8,7 +8,6 @@ losses must be the same: equal on a CPU; within 0.02 nats on a GPU, which sums i
 Prints a line, and appends it to benchmarks/RESULTS.md (--results "" for no file).
 """
 
-import argparse
 import re
 import signal
 import subprocess
@@ -20,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from at_root import ROOT
 from machinery.formats import read_lines
-from runs import ROOT, device_name
+from runs import device_name, parser_of
 
 STOPPED = 143  # the exit code of a run that SIGTERM has ended
 
@@ -51,11 +50,10 @@ def start(command: list[str], log: Path, ready: Callable[[], bool]) -> subproces
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("preset", nargs="?", default="tiny")
     parser.add_argument("--save_every", type=int, default=40, help="steps")
     parser.add_argument("--dir", type=Path, help="for the temporary folder: the disk to write to")
-    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     args, options = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # so that the folder is removed
     every = args.save_every

@@ -4,6 +4,7 @@
 machine it was, tables.
 """
 
+import argparse
 import datetime
 import hashlib
 import json
@@ -17,8 +18,7 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from at_root import ROOT
 from config import GPTConfig
 from machinery import disk
 from machinery.log import cpu_name
@@ -134,7 +134,22 @@ def count_weights(config: GPTConfig) -> dict[str, int]:
     return {kind: sum(p.numel() for p in params) for kind, params in groups.items()}
 
 
+def timed(work: Callable) -> float:
+    """Seconds that work() takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 # ---------------------------------------------------------------- how it is shown
+
+
+def parser_of(about: str) -> argparse.ArgumentParser:
+    """Of a program whose docstring this is, and whose tables go to a file. The option that names
+    it is there already."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
+    return parser
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: F401
 import optim
 import runs
 from config import UsageError

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import at_root  # noqa: F401
 import config as cfg
 import flops
 import optim
@@ -38,7 +38,7 @@ from config import GPTConfig
 from machinery import build, cli, folders, ranks
 from machinery.log import Log
 from machinery.plan import make_plan
-from runs import ROOT, device_name, table
+from runs import device_name, parser_of, table
 from session import Progress, Run
 
 # nanoGPT's 124M, for comparison with other people's figures
@@ -266,7 +266,7 @@ def report(title: str, header: list[str], rows: list[list[str]], results: str) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     known = ", ".join([*cfg.PRESETS, *MORE_PRESETS])
     parser.add_argument("presets", nargs="*", default=["tiny"], help=f"of {known}")
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[0], help="0: auto")
@@ -277,7 +277,6 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--extras", nargs="*", help="instead of the preset's")
-    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:

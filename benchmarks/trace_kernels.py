@@ -8,7 +8,6 @@ longer than in a run without it. Prints a table, and appends it to
 benchmarks/RESULTS.md (--results "" for no file).
 """
 
-import argparse
 import gzip
 import json
 import statistics
@@ -16,8 +15,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from runs import ROOT
+import at_root  # noqa: F401
+from runs import parser_of
 from throughput import report
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -58,10 +57,9 @@ def gaps(events: list[dict]) -> list[tuple[float, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--rows", type=int, default=20)
-    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     args = parser.parse_args()
     events, steps = read_events(args.trace)
     if not events or not steps:
