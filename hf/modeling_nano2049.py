@@ -17,9 +17,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 VALUE_GATE_CHANNELS = 12
-SHAPE = dict(seq_len=2048, vocab_size=32_768, n_layer=12, n_embd=768, mlp="relu2", mlp_hidden=3072)
-SHAPE |= dict(n_head=6, n_kv_head=6, head_dim=128, qk_norm=True, embed_norm=True)
-SHAPE |= dict(logit_softcap=15.0, rope_theta=100_000.0, nope_every=0, extras=())
 
 
 class Nano2049Config(PreTrainedConfig):
@@ -35,11 +32,21 @@ class Nano2049Config(PreTrainedConfig):
         "num_key_value_heads": "n_kv_head",
         "intermediate_size": "mlp_hidden",
     }
-
-    def __init__(self, **kwargs):
-        for name, default in SHAPE.items():
-            setattr(self, name, kwargs.pop(name, default))
-        super().__init__(**kwargs)
+    seq_len: int = 2048
+    vocab_size: int = 32_768
+    n_layer: int = 12
+    n_embd: int = 768
+    n_head: int = 6
+    n_kv_head: int = 6
+    head_dim: int = 128
+    mlp: str = "relu2"
+    mlp_hidden: int = 3072
+    qk_norm: bool = True
+    embed_norm: bool = True
+    logit_softcap: float = 15.0
+    rope_theta: float = 100_000.0
+    nope_every: int = 0
+    extras: tuple = ()
 
     def has_value_embed(self, layer):
         return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
