@@ -55,7 +55,7 @@ class Shelves:
     """Documents by length: one shelf per length (BOS included), and a bit per non-empty shelf, so
     that a few operations on integers find the document to take, however many there are."""
 
-    def __init__(self, row_len: int) -> None:
+    def __init__(self, row_len: int):
         self.row_len = row_len
         self.shelves: list[list[np.ndarray]] = [[] for _ in range(row_len + 1)]
         self.has = 0  # bit n: shelves[n] is not empty
@@ -224,7 +224,7 @@ class Permutation:
 
     ROUNDS = 12
 
-    def __init__(self, n: int, *key: int) -> None:
+    def __init__(self, n: int, *key: int):
         self.n = n
         self.b = max(1, math.isqrt(n))
         self.a = -(-n // self.b)  # n / b, rounded up
@@ -253,7 +253,7 @@ class Quota:
     for up to 3 sources, within 1.7 for up to 16 (counted in tests/test_data.py).
     """
 
-    def __init__(self, weights: Sequence[float]) -> None:
+    def __init__(self, weights: Sequence[float]):
         exact = [Fraction(str(w)) for w in weights]  # 0.05 means 1/20
         if not exact or min(exact) < 0 or sum(exact) == 0:
             raise UsageError(f"mixture weights {list(weights)} must be >= 0, and not all 0")
@@ -306,7 +306,7 @@ class Order:
         seed: int,
         decay_weights: Sequence[float] | None = None,
         decay_from: int = 0,
-    ) -> None:
+    ):
         self.sizes = list(sizes)
         self.seed = seed
         for mixture in (weights, decay_weights or weights):
@@ -402,7 +402,7 @@ class RowLoader:
         rows_per_step: int = 0,
         device: object = "cpu",
         prefetch: int = 4,
-    ) -> None:
+    ):
         import torch
 
         self.manifest = manifest

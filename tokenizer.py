@@ -91,7 +91,7 @@ def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
 class Tokenizer:
     """A byte-level BPE. Build one with `Tokenizer.train` or `Tokenizer.load`."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str):
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
         self.spec = spec
         tree, bpe = read_spec(spec)

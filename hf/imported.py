@@ -68,7 +68,7 @@ GIVEN = {
 class ForeignModel:
     """A folder with a model for transformers. Made from its config.json; `read` opens the rest."""
 
-    def __init__(self, word: str | Path) -> None:
+    def __init__(self, word: str | Path):
         """word: the folder, or hf:REPO[@REVISION]. UsageError if it is no model of ours."""
         self.word = str(word)
         self.folder = tokenizer_json.local_folder(word)

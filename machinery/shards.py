@@ -90,7 +90,7 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
 class Manifest:
     """A parsed manifest.json. A shard is opened only to check it, or when a row of it is read."""
 
-    def __init__(self, folder: str | Path, tree: dict) -> None:
+    def __init__(self, folder: str | Path, tree: dict):
         """DataError, which names the field, unless `fingerprint` shows no edit and every field has
         the right type."""
         self.dir = Path(folder)
