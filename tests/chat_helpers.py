@@ -1,15 +1,13 @@
 """What the tests of conversations share: invented ones, prepared, and models that train on them."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL
+from conftest import train_here, write_lines
 from data_helpers import prepare_tiny
 
-import train
 from config import GPTConfig
 from model import GPT
 from preparation import chat
@@ -33,7 +31,7 @@ def write_chats(file: Path, n: int = 400, seed: int = 0) -> list[list[dict]]:
             turns.append({"role": "user", "content": f"{please}Say {words}"})
             turns.append({"role": "assistant", "content": f"I say {words}."})
         said.append(turns)
-    file.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in said))
+    write_lines(file, [{"messages": turns} for turns in said])
     return said
 
 
@@ -59,13 +57,13 @@ def random_model(seed: int = 0, **config) -> GPT:
     return gpt
 
 
-TUNE = (*SMALL, "--doc_mask", "--extras", "key_offset", "value_embeds", "--lr_scale", 0.1)
-TUNE = (*map(str, TUNE), "--grad_clip", "0.5", "--eval_every", "6")
+EXTRAS = "--extras key_offset value_embeds".split()
+TUNE = [*EXTRAS, *"--doc_mask --lr_scale 0.1 --grad_clip 0.5 --eval_every 6".split()]
 
 
-def here(folder, run_dir, *options) -> None:
+def here(folder, run_dir, *options):
     """train.py within this process."""
-    train.main([*TUNE, "--data_dir", str(folder), "--run_dir", str(run_dir), *map(str, options)])
+    train_here(folder, run_dir, *TUNE, *options)
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +73,7 @@ def base(chat_data, tmp_path_factory) -> Path:
     (folder / "text.txt").write_text("the cat and the dog say: I say tree. " * 2000)
     options = ["--source", f"files:{folder}/text.txt", "--tokenizer", chat_data / "tokenizer.json"]
     prepare_tiny(folder / "data", *options)
-    folders = ["--data_dir", str(folder / "data"), "--run_dir", str(folder / "run")]
-    train.main([*map(str, SMALL), "--extras", "key_offset", "value_embeds", *folders])
+    train_here(folder / "data", folder / "run", *EXTRAS)
     return folder
 
 
@@ -84,6 +81,6 @@ def base(chat_data, tmp_path_factory) -> Path:
 def answering(chat_data, tmp_path_factory) -> Path:
     """A model that was trained on conversations until it answers."""
     run_dir = tmp_path_factory.mktemp("answering") / "run"
-    more = ["--steps", 130, "--eval_every", 0, "--lr_scale", 1, "--log_every", 0, "--dtype", "fp32"]
-    here(chat_data, run_dir, *more)
+    more = "--steps 130 --eval_every 0 --lr_scale 1 --log_every 0 --dtype fp32"
+    here(chat_data, run_dir, *more.split())
     return run_dir

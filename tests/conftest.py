@@ -51,16 +51,55 @@ def command(program: str, args, nproc: int = 0) -> list[str]:
 
 def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
     """Run a program to its end; `.returncode`, `.stdout`, `.stderr`."""
+    return _ended(command(program, args, nproc), timeout, env)
+
+
+def printed(program: str, *args, **how) -> str:
+    """`run`, which must succeed: what it prints."""
+    done = run(program, *args, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_code(code: str, *args, timeout: int = 120, **env) -> str:
+    """Run Python code in a process of its own, which must succeed: what it prints."""
+    done = _ended([sys.executable, "-c", code, *map(str, args)], timeout, env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _ended(words: list[str], timeout: int, env: dict):
     how = dict(capture_output=True, text=True, timeout=timeout, cwd=ROOT)
-    return subprocess.run(command(program, args, nproc), env=environment(**env), **how)
+    return subprocess.run(words, env=environment(**env), **how)
 
 
-def until(ready, timeout_s: float = 200.0) -> None:
+def git(folder: Path, *words: str) -> str:
+    """A git command, by somebody; what it prints."""
+    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.check_output(["git", "-C", folder, *own, *words], text=True)
+
+
+def commit_all(folder: Path):
+    """Make a repository of a folder, with one commit."""
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+
+
+def until(ready, timeout_s: float = 200.0):
     """Wait for ready(), of something that happens soon, but in its own time."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         assert time.monotonic() < deadline, f"waited {timeout_s} s"
         time.sleep(0.005)
+
+
+def train_here(data_dir, run_dir, *options) -> int:
+    """`train.py tiny` of a small model, within this process; its exit code."""
+    import train
+
+    words = ["tiny", *SMALL, "--data_dir", data_dir, "--run_dir", run_dir, *options]
+    return train.main([*map(str, words)])
 
 
 def code_texts() -> list[str]:
@@ -80,7 +119,24 @@ def look(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-def flip(file: Path, at: int = -10, bit: int = 1) -> None:
+def read_json(path: Path):
+    return json.loads(path.read_text("utf-8"))
+
+
+def write_json(path: Path, tree):
+    path.write_text(json.dumps(tree))
+
+
+def read_lines(path: Path) -> list:
+    """What each line of a .jsonl holds."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def write_lines(path: Path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def flip(file: Path, at: int = -10, bit: int = 1):
     """Spoil one byte of a file, as a disk may."""
     content = bytearray(file.read_bytes())
     content[at] ^= bit
@@ -98,7 +154,7 @@ def starts(run_dir) -> list[dict]:
 
 
 def _records(run_dir) -> list[dict]:
-    return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(Path(run_dir) / "metrics.jsonl")
 
 
 def losses(run_dir) -> dict[int, float]:
@@ -163,7 +219,7 @@ def small_data(once) -> Path:
     """Rows of 65 tokens, a vocabulary of 512, from code and invented text."""
     from data_helpers import prepare_tiny
 
-    def make(folder: Path) -> None:
+    def make(folder: Path):
         texts = folder / "texts"
         texts.mkdir()
         for i, text in enumerate(code_texts()):
@@ -175,18 +231,35 @@ def small_data(once) -> Path:
     return once("small", make) / "data"
 
 
+@pytest.fixture
+def manifest(tmp_path):
+    """That of a folder without text: two sources, in shards of 100 rows."""
+    from data_helpers import SIZES, make_folder
+
+    return make_folder(tmp_path / "d", SIZES)
+
+
 @pytest.fixture(scope="session")
 def trained_run(small_data, once) -> Path:
     """The folder of a finished run of 12 steps, with the checkpoints of steps 4, 8 and 12. Only to
     be read: a test that writes to it takes `own_run`."""
-    import train
 
-    def make(folder: Path) -> None:
-        options = "--save_every 4 --keep 9 --eval_every 4 --data_dir".split()
-        options += [str(small_data), "--run_dir", str(folder / "run")]
-        assert train.main(["tiny", *SMALL, *options]) == 0
+    def make(folder: Path):
+        options = "--save_every 4 --keep 9 --eval_every 4".split()
+        assert train_here(small_data, folder / "run", *options) == 0
 
     return once("trained", make) / "run"
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """full_disk(free): from then on, all disks have no more than these bytes free."""
+
+    def fill(free: int):
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    return fill
 
 
 @pytest.fixture
@@ -202,7 +275,7 @@ def own_run(trained_run, tmp_path) -> Path:
 
 
 # ------------------------------------------------------------------------------- no pictures
-def paint_nothing(paints=lambda: False) -> None:
+def paint_nothing(paints=lambda: False):
     """Pictures of runs are empty, unless paints()."""
     from instruments.pages import curves
 
@@ -223,7 +296,7 @@ def pytest_runtest_setup(item):
     _pictures = item.get_closest_marker("pictures") is not None
 
 
-def hear_hangups() -> None:
+def hear_hangups():
     """Under nohup SIGHUP is ignored, and children would inherit that: the programs respect it, but
     tests send it. A handler protects this process as well, and ends with it."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:

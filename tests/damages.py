@@ -6,24 +6,24 @@ from pathlib import Path
 from conftest import flip
 
 
-def flipped(path: Path, at: int | None = None) -> None:
+def flipped(path: Path, at: int | None = None):
     """One bit, by default in the middle."""
     size = path.stat().st_size
     if size:
         flip(path, at=size // 2 if at is None else min(at, size - 1))
 
 
-def not_utf8(path: Path) -> None:
+def not_utf8(path: Path):
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 3] + b"\xff\xfe" + content[len(content) // 3 :])
 
 
-def a_folder(path: Path) -> None:
+def a_folder(path: Path):
     path.unlink()
     path.mkdir()
 
 
-def a_dangling_link(path: Path) -> None:
+def a_dangling_link(path: Path):
     path.unlink()
     path.symlink_to(path.with_name("nowhere"))
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-from conftest import environment
+from conftest import environment, read_json, write_json
 
 WORDS = (
     "o a de que e do da em um para com não uma os no se na por mais as dos como mas ao ele "
@@ -46,7 +46,7 @@ def write_jsonl(path: Path, count: int, seed: int = 0) -> Path:
     return path
 
 
-def write_parquet(path: Path, row_group_size: int | None = None, **columns: list) -> None:
+def write_parquet(path: Path, row_group_size: int | None = None, **columns: list):
     import pyarrow.parquet
 
     table = pyarrow.table(columns)
@@ -137,7 +137,7 @@ def pieces_of(row) -> list[tuple[int, ...]]:
 
 
 def fingerprint(folder: Path) -> str:
-    return json.loads((folder / "manifest.json").read_text())["fingerprint"]
+    return read_json(folder / "manifest.json")["fingerprint"]
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -150,28 +150,33 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def make_folder(folder: Path, rows: dict, row_len=9, vocab_size=50, shard_rows=100, dtype="<u2"):
+ROW_LEN = 9  # of the rows that `make_folder` writes
+VOCAB = 50
+SIZES = {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}}
+
+
+def make_folder(folder: Path, rows: dict, shard_rows=100, dtype="<u2"):
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
     from machinery import disk, formats, shards
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(rows["train"])
-    splits: dict = {"train": {}, "val": {}}
+    splits = {"train": {}, "val": {}}
     for split in splits:
         for s, name in enumerate(names):
             entries = []
             total = rows[split].get(name, 0)
             for start in range(0, total, shard_rows):
                 rows_here = range(start, min(total, start + shard_rows))
-                made = (row_of(i, s, row_len, vocab_size) for i in rows_here)
+                made = (row_of(i, s) for i in rows_here)
                 stem = f"{split}/{name}/unit_{start // shard_rows:05d}"
                 entries += shards.write_shards(made, folder, stem, dtype)
             splits[split][name] = {"rows": total, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
-    tree = dict(format=formats.DATA_FORMAT, row_len=row_len, dtype=dtype)
+    tree = dict(format=formats.DATA_FORMAT, row_len=ROW_LEN, dtype=dtype)
     sha256 = disk.sha256_of(folder / "tokenizer.json")
-    tree["tokenizer"] = dict(vocab_size=vocab_size, bos_id=0, sha256=sha256)
+    tree["tokenizer"] = dict(vocab_size=VOCAB, bos_id=0, sha256=sha256)
     tree["sources"] = [{"name": name} for name in names]
     tree["splits"] = formats.tree_of(splits)
     write_manifest(folder, tree)
@@ -180,24 +185,24 @@ def make_folder(folder: Path, rows: dict, row_len=9, vocab_size=50, shard_rows=1
 
 def manifest_of(folder: Path) -> dict:
     """manifest.json, as it is written."""
-    return json.loads((folder / "manifest.json").read_text())
+    return read_json(folder / "manifest.json")
 
 
-def write_manifest(folder: Path, tree: dict) -> None:
+def write_manifest(folder: Path, tree: dict):
     """With the fingerprint that fits it: a stranger computes that, too."""
     from machinery import shards
 
     tree["fingerprint"] = shards.fingerprint(tree)
-    (folder / "manifest.json").write_text(json.dumps(tree))
+    write_json(folder / "manifest.json", tree)
 
 
-def row_of(i: int, source: int, row_len: int, vocab_size: int):
-    """BOS, the source, then i in base vocab_size - 1: distinct rows, readable back."""
+def row_of(i: int, source: int):
+    """BOS, the source, then i in base VOCAB - 1: distinct rows, readable back."""
     import numpy as np
 
-    row = np.zeros(row_len, np.uint16)
+    row = np.zeros(ROW_LEN, np.uint16)
     row[1] = source + 1
-    for k in range(2, row_len):
-        row[k] = 1 + i % (vocab_size - 1)
-        i //= vocab_size - 1
+    for k in range(2, ROW_LEN):
+        row[k] = 1 + i % (VOCAB - 1)
+        i //= VOCAB - 1
     return row

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.testing import assert_close
 
 from optim import Muon, adamw, sum_over_ranks
 
@@ -57,14 +58,14 @@ def main(argv):
     divided = build()
     sharded = build(shard=True)
     whole = train(alone, muon(alone))
-    torch.testing.assert_close(train(divided, muon(divided, divide=True)), whole, **close)
-    torch.testing.assert_close(train(sharded, muon(sharded)), whole, **close)
+    assert_close(train(divided, muon(divided, divide=True)), whole, **close)
+    assert_close(train(sharded, muon(sharded)), whole, **close)
 
     alone = build()
     sharded = build(shard=True)
     gradients = [torch.full((3,), dist.get_rank() + 1.0), torch.ones(2)]
     sum_over_ranks(gradients)
     assert [g.tolist() for g in gradients] == [[3.0] * 3, [2.0] * 2]
-    torch.testing.assert_close(train(sharded, adam(sharded)), train(alone, adam(alone)), **close)
+    assert_close(train(sharded, adam(sharded)), train(alone, adam(alone)), **close)
 
     print(f"rank {dist.get_rank()} agrees")

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,8 +40,8 @@ class Server:
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.app = DomainDispatcherApplication(create_backend_app)
-        self.spoil: Callable | None = None
-        self.requests: list[tuple[str, str, int]] = []  # method, path, bytes of the body
+        self.spoil = None
+        self.requests = []  # method, path, bytes of the body
         self._server = make_server("127.0.0.1", 0, self, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self._server.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -93,7 +92,7 @@ class Server:
     def content(self, key: str) -> bytes:
         return self.s3().get_object(Bucket="runs", Key=key)["Body"].read()
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes):
         self.s3().put_object(Bucket="runs", Key=key, Body=content)
 
 

@@ -1,7 +1,6 @@
 """A step is the sum over its targets that count, divided by their number: the same on any number
 of ranks, in any micro-batches, with the same rows. So is a validation."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from chat_helpers import random_model
-from conftest import metrics, parameters
+from conftest import metrics, parameters, read_json
 from faults import start
 from test_faults import rows_read
 
 import data
 
 # A large learning rate would blow up differences in the last bit, of sums in another order.
-CALM = ("--lr_scale", 0.1, "--grad_clip", 0.2)
+CALM = "--lr_scale 0.1 --grad_clip 0.2".split()
 FIGURES = {"loss", "bpb", "val_loss", "val_bpb", "full_val_loss", "full_val_bpb"}
 ROWS = 8  # of a step of the small model
 
@@ -41,7 +40,7 @@ def assert_same(a, b, limit=1e-6):
 def alone(small_data, once):
     """The run of one process, in micro-batches of all 8 rows; and the rows that it read."""
 
-    def make(folder: Path) -> None:
+    def make(folder: Path):
         run = start(small_data, folder / "run", *CALM, spoil=[("note_rows",)])
         (folder / "printed").write_text(run.end(0))
 
@@ -92,7 +91,7 @@ def test_any_ranks_take_the_same_steps(world, rows, parallel, alone, small_data,
     assert_same(alone[0], run_dir)
     assert rows_read(text) == alone[1]
     assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1
-    record = json.loads((run_dir / "checkpoints/step_00000012/trainer.json").read_text())
+    record = read_json(run_dir / "checkpoints/step_00000012/trainer.json")
     assert record["data_dir"] == str(small_data)  # not the copy, which may go
     one = parameters(alone[0], 12)
     two = parameters(run_dir, 12)

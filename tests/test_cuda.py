@@ -3,12 +3,10 @@
 Skipped without a GPU. TEST_DEVICE=cpu runs what has a meaning there, to test the tests."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, environment, losses
+from conftest import SMALL, losses, run_code
 from faults import start
 
 import model
@@ -122,15 +120,12 @@ sys.exit(code)
 @gpu_only
 def test_the_trial_step_needs_the_memory_of_a_real_one(small_data, tmp_path):
     """Else a micro-batch that passes the trial ends the run at its first step."""
-    big = ["--n_layer", 4, "--n_embd", 512, "--n_head", 4, "--n_kv_head", 4, "--head_dim", 128]
-    args = ["tiny", *SMALL, *big, "--mlp_hidden", 2048, "--device", "cuda", "--dtype", "bf16"]
-    args += ["--compile", "--tokens_per_step", 65_536, "--micro_batch", 512, "--steps", 3]
-    args += ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
-    words = [sys.executable, "-c", PEAKS, *map(str, args)]
-    how = dict(cwd=ROOT, env=environment(), capture_output=True, text=True)
-    done = subprocess.run(words, **how)
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split()
+    big = (
+        "--n_layer 4 --n_embd 512 --n_head 4 --n_kv_head 4 --head_dim 128 --mlp_hidden 2048 "
+        "--device cuda --dtype bf16 --compile --tokens_per_step 65536 --micro_batch 512 --steps 3"
+    ).split()
+    args = ["tiny", *SMALL, *big, "--data_dir", small_data, "--run_dir", tmp_path / "run"]
+    words = run_code(PEAKS, *args, timeout=600).split()
     probe = int(words[words.index("probe") + 1])
     steps = int(words[-1])
     assert steps < 1.05 * probe, f"{probe / 1e9:.2f} GB in the trial, {steps / 1e9:.2f} after it"

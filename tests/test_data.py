@@ -5,7 +5,6 @@ import errno
 import itertools
 import os
 import random
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -20,8 +19,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, flip
-from data_helpers import make_folder, manifest_of, pieces_of, row_of
+from conftest import flip, run_code
+from data_helpers import SIZES, make_folder, manifest_of, pieces_of, row_of
 
 import data
 from config import UsageError
@@ -155,7 +154,7 @@ def test_quota_is_exact_within_a_row_and_counts_itself(weights):
 def test_each_epoch_of_each_source_is_a_bijection_and_epochs_differ():
     sizes = [60, 25, 7]
     order = Order(sizes, [0.6, 0.3, 0.1], seed=5)
-    drawn: list[list[int]] = [[], [], []]
+    drawn = [[], [], []]
     for p in range(900):
         source, row = order(p)
         drawn[source].append(row)
@@ -195,9 +194,10 @@ def test_order_refuses_what_cannot_be():
 
 
 # ----------------------------------------------------------------------------------- loader
-@pytest.fixture
-def manifest(tmp_path) -> Manifest:
-    return make_folder(tmp_path / "d", {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}})
+def rows_at(order, positions) -> list[list[int]]:
+    """The inputs that stand there, by the order."""
+    places = [order(p) for p in positions]
+    return [row_of(row, source)[:-1].tolist() for source, row in places]
 
 
 @contextmanager
@@ -209,8 +209,7 @@ def loading(manifest, seed=1, micro_batch=2, **how):
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_loader_gives_the_rows_of_the_order(dtype, tmp_path):
-    sizes = {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}}
-    manifest = make_folder(tmp_path / "d", sizes, dtype=dtype)
+    manifest = make_folder(tmp_path / "d", SIZES, dtype=dtype)
     manifest.check()
     order = Order([230, 90], [230, 90], 3)
     with loading(manifest, seed=3, micro_batch=4, position=100) as loader:
@@ -219,7 +218,7 @@ def test_loader_gives_the_rows_of_the_order(dtype, tmp_path):
             assert inputs.shape == targets.shape == (4, 8) and inputs.dtype == torch.int64
             for j in range(4):
                 source, row = order(100 + 4 * k + j)
-                expected = row_of(row, source, 9, 50)
+                expected = row_of(row, source)
                 assert inputs[j].tolist() == expected[:-1].tolist()
                 assert targets[j].tolist() == expected[1:].tolist()
         assert loader.position == 216
@@ -228,7 +227,6 @@ def test_loader_gives_the_rows_of_the_order(dtype, tmp_path):
 def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
     """While a step computes, up to `prefetch` batches are read, and no more; with none ready, the
     time that next_batch waits is counted: here by a clock that each row moves by a second."""
-    order = Order([230, 90], [230, 90], 1)
     honest = Manifest.row
     disk_works = threading.Semaphore(6)
     reads = []
@@ -255,8 +253,7 @@ def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
         batches.append(loader.next_batch())
         assert (loader.pop_wait_s(), loader.pop_wait_s()) == (2, 0)
         found = [x for inputs, _ in batches for x in inputs.tolist()]
-        places = [order(p) for p in range(10)]
-        assert found == [row_of(row, source, 9, 50)[:-1].tolist() for source, row in places]
+        assert found == rows_at(order_of(manifest, 1), range(10))
         disk_works.release(100)  # whatever the reader still wants
 
 
@@ -283,7 +280,7 @@ def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
 
 def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
     """Steps of 5 rows on 2 ranks, 2 rows at a time: each row once, in its own step."""
-    order = Order([230, 90], [230, 90], 3)
+    order = order_of(manifest, 3)
     seen = []
     how = dict(world_size=2, position=40, rows_per_step=5)
     loaders = [RowLoader(manifest, order, 2, rank=r, **how) for r in range(2)]
@@ -298,8 +295,7 @@ def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
         seen += rows
     for loader in loaders:
         loader.close()
-    places = [order(p) for p in range(40, 55)]
-    assert seen == [row_of(row, source, 9, 50)[:-1].tolist() for source, row in places]
+    assert seen == rows_at(order, range(40, 55))
 
 
 @pytest.mark.parametrize("device, used", [("cuda", []), ("cuda:0", []), ("cuda:1", [1])])
@@ -327,16 +323,6 @@ def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(device, used, mani
     assert made == 3 * [dict(blocking=True)] and set_to == used
 
 
-def test_batches_are_not_overwritten_by_later_ones(manifest):
-    with loading(manifest, prefetch=2) as loader:
-        kept = [loader.next_batch() for _ in range(20)]
-        copies = [(a.clone(), b.clone()) for a, b in kept]
-        for _ in range(50):
-            loader.next_batch()
-        wait(loader._ahead)  # all buffers are filled again
-    assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(kept, copies))
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("max_rows, batch", [(0, 4), (7, 1), (19, 4)])
 def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows, batch):
@@ -346,7 +332,7 @@ def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_row
     assert all(0 < len(x) <= 4 for batches in ranks for x, *_ in batches)
     seen = [row for k in range(30) for row in (rows[k] for rows in per_rank if k < len(rows))]
     places = [(s, i) for i in range(21) for s, size in ((0, 21), (1, 5)) if i < size]
-    expected = [row_of(i, s, 9, 50)[:-1].tolist() for s, i in places[: max_rows or None]]
+    expected = [row_of(i, s)[:-1].tolist() for s, i in places[: max_rows or None]]
     assert seen == expected
     with pytest.raises(UsageError):  # more ranks than rows
         list(val_batches(manifest, 4, 2, 0, 3))
@@ -394,10 +380,8 @@ def test_more_shards_than_files_that_may_be_open(tmp_path):
         "for m in (several := [Manifest.load(sys.argv[1]) for _ in range(3)]): m.check()\n"
         "print([m.row('train', 0, i).tolist() for i in range(m.rows('train'))])"
     )
-    command = [sys.executable, "-c", code, folder.dir]
-    done = subprocess.run(command, cwd=ROOT, timeout=60, capture_output=True, text=True)
     rows = [folder.row("train", 0, i).tolist() for i in range(60)]
-    assert done.stdout == f"{rows}\n", done.stderr
+    assert run_code(code, folder.dir) == f"{rows}\n"
 
 
 # -------------------------------------------------------------------------- damaged data
@@ -414,7 +398,7 @@ def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
                     manifest.row(split, source, row)
                 assert e.value.exit_code == 3
             else:
-                expected = row_of(row, source, 9, 50)
+                expected = row_of(row, source)
                 assert (manifest.row(split, source, row) == expected).all()
 
 
@@ -431,7 +415,7 @@ def test_case_20_a_damaged_checksum_and_a_row_that_cannot_be_read(manifest, monk
 
 def test_shards_are_what_numpy_writes_with_checksums_of_zlib(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_ROWS", 7)
-    rows = [row_of(i, 0, 9, 50) for i in range(17)]
+    rows = [row_of(i, 0) for i in range(17)]
     for dtype in ("<u2", "<u4"):
         entries = shards.write_shards(rows, tmp_path, "train/a/unit_00000", dtype)
         assert [e.rows for e in entries] == [7, 7, 3]

@@ -43,7 +43,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("name", "expected"), NAMES.items())
+@pytest.mark.parametrize("name, expected", NAMES.items())
 def test_peak_flops_matches_whole_model_words(name, expected):
     assert peak_flops(name) == expected
 
@@ -61,7 +61,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "flops_per_token", "gpus", "percent"), CLAIMS.values(), ids=CLAIMS
+    "tokens_per_s, flops_per_token, gpus, percent", CLAIMS.values(), ids=CLAIMS
 )
 def test_published_claims(tokens_per_s, flops_per_token, gpus, percent):
     places = len(str(percent).split(".")[1])

@@ -1,6 +1,5 @@
 """fp16: its edges against fp64, its loss scale in a run, and the notebook of docs/free.md."""
 
-import json
 import os
 import re
 import signal
@@ -10,17 +9,16 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, environment, metrics
+from conftest import ROOT, environment, look, metrics, read_json
 from faults import start
 from test_faults import assert_same_state
 
-import eval as evaluate
 import model
 import optim
 from config import GPTConfig
 from machinery import ranks
 
-FP16 = ("--dtype", "fp16", "--save_every", 3, "--keep", 9)
+FP16 = "--dtype fp16 --save_every 3 --keep 9".split()
 
 
 @pytest.mark.parametrize("major, dtype", [(6, "float32"), (7, "float16"), (8, "bfloat16")])
@@ -122,10 +120,10 @@ def test_an_overflow_at_scale_1_or_a_loss_of_nan_stops(what, step, small_data, t
 
 
 def test_a_run_in_fp16_is_scored_and_sampled_in_any_dtype(whole, capsys):
+    text = ""
     for dtype in ("fp16", "fp32"):
-        for words in ("loss", "sample", "noise"):
-            evaluate.main([words, str(whole), "--device", "cpu", "--dtype", dtype])
-    text = capsys.readouterr().out
+        for command in ("loss", "sample", "noise"):
+            text += look(capsys, command, whole, "--device", "cpu", "--dtype", dtype)
     one, two = map(float, re.findall(r"([\d.]+) nats per token", text))
     assert one == pytest.approx(two, abs=1e-3)
     one, two = map(float, re.findall(r"noise scale: ([\d.]+) tokens", text.replace(",", "")))
@@ -134,7 +132,7 @@ def test_a_run_in_fp16_is_scored_and_sampled_in_any_dtype(whole, capsys):
 
 def test_the_notebook_is_the_page_and_runs_from_top_to_bottom(tmp_path, monkeypatch):
     """In an empty folder, on a CPU: `tiny`, cut small, in place of d6."""
-    cells = json.loads((ROOT / "docs/free.ipynb").read_text())["cells"]
+    cells = read_json(ROOT / "docs/free.ipynb")["cells"]
     cells = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
     page = re.findall(r"^```python\n(.*?)\n```", (ROOT / "docs/free.md").read_text(), re.M | re.S)
     assert cells == page and len(cells) >= 6

@@ -1,7 +1,5 @@
 """model.py against slow, obvious versions of itself, and against the published counts."""
 
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from conftest import run_code
+from torch.testing import assert_close
 
 import model as model_file
 from config import EXTRAS, PRESETS, GPTConfig, UsageError
@@ -134,7 +133,7 @@ def test_forward_equals_the_slow_oracle(name):
     model = build(VARIANTS[name])
     idx = tokens(model.config, rows=1, length=9)
     idx[0, 4] = model.config.bos_id
-    torch.testing.assert_close(model(idx)[0], oracle(model, idx[0]), atol=2e-4, rtol=1e-4)
+    assert_close(model(idx)[0], oracle(model, idx[0]), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -159,8 +158,8 @@ def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
     targets = tokens(model.config, seed=2)
     by_hand = -F.log_softmax(model(idx).double(), -1).gather(-1, targets[..., None])[..., 0]
     each = model(idx, targets, reduction="none")
-    torch.testing.assert_close(each.double(), by_hand, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model(idx, targets), each.mean())
+    assert_close(each.double(), by_hand, atol=1e-5, rtol=1e-5)
+    assert_close(model(idx, targets), each.mean())
 
 
 def test_relu_squared_keeps_its_result_alone_and_is_exact_at_zero():
@@ -230,7 +229,7 @@ def test_packed_documents_with_doc_mask_give_the_logits_of_each_alone():
     docs = [tokens(SMALL, 1, n, seed=n) for n in (5, 11, 16)]
     packed = model(torch.cat(docs, dim=1))
     alone = torch.cat([model(doc) for doc in docs], dim=1)
-    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+    assert_close(packed, alone, atol=1e-5, rtol=1e-4)
     without = build(replace(VARIANTS["doc_mask"], doc_mask=False))
     assert not torch.allclose(without(torch.cat(docs, dim=1)), alone, atol=1e-2)
 
@@ -245,7 +244,7 @@ def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
     logits = model(out)[:, 5:-1]
     best = logits.max(-1).values
     chosen = logits.gather(-1, out[:, 6:, None])[..., 0]
-    torch.testing.assert_close(chosen, best, atol=1e-4, rtol=1e-4)
+    assert_close(chosen, best, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", [(5, 7), (1, 1, 4, 1, 3, 2)])
@@ -258,7 +257,7 @@ def test_a_prompt_read_in_pieces_gives_the_same_logits(lengths, first):
     idx[1, 6] = SMALL.bos_id
     cache = model_file.KVCache(model.config, 2, 12, torch.float32, idx.device)
     pieces = torch.cat([model(part, cache=cache) for part in idx.split(lengths, dim=1)], dim=1)
-    torch.testing.assert_close(pieces, model(idx), atol=1e-5, rtol=1e-4)
+    assert_close(pieces, model(idx), atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -378,10 +377,7 @@ def test_memory_while_building_is_one_copy_of_the_model():
         model.init_weights()
         print((rss() - before) / size)
     """)
-    command = [sys.executable, "-c", program]
-    how = dict(capture_output=True, text=True, cwd=ROOT)
-    out = subprocess.run(command, check=True, **how)
-    assert 0.5 < float(out.stdout) <= 1.1
+    assert 0.5 < float(run_code(program)) <= 1.1
 
 
 @pytest.mark.parametrize("name", ["extras", pytest.param("stock", marks=pytest.mark.slow)])

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from faults import start
+from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from config import PRESETS, TrainConfig, UsageError
@@ -32,7 +33,7 @@ def test_orthogonalize_brings_every_singular_value_near_one(shape):
     u = orthogonalize(g * torch.logspace(-4, 4, 5)[:, None, None])  # whatever the scale
     values = torch.linalg.svdvals(u)
     assert values.min() > 0.7 and values.max() < 1.3
-    torch.testing.assert_close(u, left @ right, atol=0.25, rtol=0)
+    assert_close(u, left @ right, atol=0.25, rtol=0)
     assert not orthogonalize(torch.zeros(1, *shape)).any()  # no 0/0
 
 
@@ -95,7 +96,7 @@ def test_muon_equals_a_loop_over_matrices():
     want = slow_muon(start, grads, 0.1, 0.9, 0.2, 0.8)
     single = [p.float() for p in start]
     found = go(*make(single, momentum=0.9, weight_decay=0.2, beta2=0.8), grads)
-    torch.testing.assert_close([p.double() for p in found], want, atol=2e-4, rtol=2e-4)
+    assert_close([p.double() for p in found], want, atol=2e-4, rtol=2e-4)
 
 
 def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
@@ -109,7 +110,7 @@ def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
     with torch._dynamo.config.patch(recompile_limit=8):  # put back at the end of the block
         compile_steps([muon])
         found = go(params, muon, grads)
-    torch.testing.assert_close(found, go(*make(start), grads), atol=1e-6, rtol=1e-5)
+    assert_close(found, go(*make(start), grads), atol=1e-6, rtol=1e-5)
 
 
 def test_optimizers_on_two_ranks_divided_and_sharded(tmp_path):

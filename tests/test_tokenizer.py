@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 import sysconfig
 import threading
 import unicodedata
@@ -13,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import ROOT, environment
+from conftest import run_code
 
 import tokenizer as T
 from config import UsageError
@@ -62,7 +60,7 @@ def oracle(spec: str):
 def random_texts(count: int, seed: int):
     """Strings over all Unicode categories (but surrogates), long runs and digits mixed in."""
     rng = random.Random(seed)
-    by_category: dict[str, list[str]] = {}
+    by_category = {}
     for c in range(0x110000):
         by_category.setdefault(unicodedata.category(chr(c)), []).append(chr(c))
     del by_category["Cs"]
@@ -163,6 +161,13 @@ def test_training_is_deterministic_and_survives_the_disk(tok, python_text, tmp_p
     assert loaded.encode_array("b c").dtype == np.uint32
 
 
+def edited(tok: Tokenizer, change) -> str:
+    """The text of its file, after a change of the tree."""
+    tree = json.loads(tok.spec)
+    change(tree)
+    return json.dumps(tree)
+
+
 def split_at(tree, regex, **more):
     tree["pre_tokenizer"]["pretokenizers"][0] |= {"pattern": {"Regex": regex}, **more}
     return tree
@@ -186,10 +191,7 @@ CHANGES = {
 def test_other_tokenizers_are_refused_by_the_name_of_the_file(tok, tmp_path):
     path = tmp_path / "t.json"
     texts = ["5", "{}", "not json", tok.spec.replace("Ġ", "Ġ汉")]
-    for change in CHANGES.values():
-        tree = json.loads(tok.spec)
-        change(tree)
-        texts.append(json.dumps(tree))
+    texts += [edited(tok, change) for change in CHANGES.values()]
     for text in [*texts, "\udcff"]:
         path.write_text(text, errors="surrogateescape")
         with pytest.raises(UsageError, match=str(path)):
@@ -253,7 +255,7 @@ pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30),) * 2)
 for path in sys.argv[1:]:
     for read in (Tokenizer.load, tokenizer_json.read):
-        print(path, flush=True)
+        print(path, file=sys.stderr)
         try:
             read(path)
         except UsageError as error:
@@ -268,16 +270,11 @@ for path in sys.argv[1:]:
 def test_no_file_takes_all_memory_or_ends_the_program(tok, tmp_path):
     """Each is refused within 600 MB. Of most, the library would make more than there is."""
     for name, change in BOMBS.items():
-        tree = json.loads(tok.spec)
-        change(tree)
-        (tmp_path / name).write_text(json.dumps(tree))
+        (tmp_path / name).write_text(edited(tok, change))
     (tmp_path / "deep").write_text("[" * 100_000)
     (tmp_path / "long").write_text("")
     os.truncate(tmp_path / "long", 1 << 33)
-    argv = [sys.executable, "-c", READ, *tmp_path.iterdir()]
-    how = dict(cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100)
-    done = subprocess.run(argv, **how)
-    assert done.returncode == 0, (done.stdout.splitlines()[-1:], done.stderr[-500:])
+    run_code(READ, *tmp_path.iterdir())
 
 
 NFC = {"type": "NFC"}
@@ -330,10 +327,9 @@ LIKE_OURS = {
 
 @pytest.mark.parametrize("change", LIKE_OURS)
 def test_what_is_nearly_ours_has_the_ids_of_its_own_file(change, tok, python_text):
-    tree = json.loads(tok.spec)
-    LIKE_OURS[change](tree)
-    other = Tokenizer(json.dumps(tree))
-    expected = oracle(json.dumps(tree))
+    spec = edited(tok, LIKE_OURS[change])
+    other = Tokenizer(spec)
+    expected = oracle(spec)
     texts = [*AWKWARD, *random_texts(50, 1), *python_text[60:70]]
     assert all(other.encode(text) == expected(text) for text in texts)
     assert any(expected(text) != tok.encode(text) for text in texts)  # else it shows nothing

@@ -141,11 +141,6 @@ def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
     raise UsageError(f"{folder} has no file of a task, as {tasks[0].file}.jsonl; {WHERE}")
 
 
-def read_items(task: Task, path: Path) -> list[Item]:
-    """The items of a file, in its order."""
-    return read_lines(path, KINDS[task.kind])
-
-
 def git_blob(path: Path) -> str:
     """The hash that `git hash-object` prints for a file."""
     content = disk.read_bytes(path, LARGEST)
@@ -251,7 +246,7 @@ def figures_of(task: Task, items: list[Item], lines: list[dict]) -> dict:
         hits=hits,
         accuracy=p,
         stderr=stderr,
-        centered=centered(p, task.base),
+        centered=centered(p, task),
         centered_stderr=stderr / scale,
         guess=guess,
         guess_sd=math.sqrt(guess * (1 - guess) / n) / scale,
@@ -271,7 +266,7 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
     tasks = [cli.find("task", name, by_name) for name in dict.fromkeys(config.tasks)] or TASKS
     asked = {}
     for task, path in find_files(tasks, config.folder).items():
-        asked[task] = shuffled(read_items(task, path), config.limit)
+        asked[task] = shuffled(read_lines(path, KINDS[task.kind]), config.limit)
         if len(asked[task]) <= max(1, task.shots):
             raise UsageError(
                 f"{task.name} has {len(asked[task])} items to ask, too few beside its examples; "
@@ -314,7 +309,7 @@ def summary(figures: dict[Task, dict]) -> dict:
     tasks' figures."""
     count = len(figures)
     whole = count == len(TASKS)
-    mean = lambda name: sum(centered(f[name], task.base) for task, f in figures.items()) / count
+    mean = lambda name: sum(centered(f[name], task) for task, f in figures.items()) / count
     error = lambda name: math.sqrt(sum(f[name] ** 2 for f in figures.values())) / count
     return {
         "task": "core" if whole else f"core, {count} of {len(TASKS)} tasks",
@@ -328,9 +323,9 @@ def summary(figures: dict[Task, dict]) -> dict:
     }
 
 
-def centered(accuracy: float, percent: float) -> float:
+def centered(accuracy: float, task: Task) -> float:
     """0 at the baseline, 1 if all is right."""
-    return (accuracy - percent / 100) / (1 - percent / 100)
+    return (100 * accuracy - task.base) / (100 - task.base)
 
 
 def conclusion(record: dict) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import dataclasses
 import gzip
 import importlib
 import json
@@ -12,12 +11,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, environment, run, until
+from conftest import ROOT, environment, printed, run_code, until
 from plans import small_preset, small_world
 
 import first_hour
@@ -112,9 +112,7 @@ def test_what_is_wrong_is_said_before_anything_runs(words, named, tmp_path, monk
 def test_what_the_programs_import_is_asked_for_first():
     """A machine without a .venv may lack any package of requirements.txt."""
     code = "import sys, prepare_data, train, eval; print(*sys.modules)"
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, check=True)
-    loaded = set(done.stdout.decode().split())
+    loaded = set(run_code(code).split())
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     required = {re.split("[=<>]", line)[0] for line in lines if line[:1].isalpha()}
     assert {"torch", "zstandard"} <= required & loaded <= set(first_hour.NEEDED)
@@ -259,7 +257,7 @@ class GPT(nn.Module):
 
 
 # two layers, as wide as nanochat's
-WIDE = dataclasses.replace(small_preset().model, n_embd=128, n_head=1, n_kv_head=1, head_dim=128)
+WIDE = replace(small_preset().model, n_embd=128, n_head=1, n_kv_head=1, head_dim=128)
 
 
 @pytest.fixture
@@ -285,8 +283,8 @@ def test_the_peer_has_its_own_schedules_on_the_rows_that_ours_sees(checkout, sma
     manifest = shards.Manifest.load(small_data)
     world = small_world()
     preset = small_preset()
-    options = dataclasses.replace(preset.run, run_dir=str(tmp_path), compile=False)
-    preset = dataclasses.replace(preset, model=WIDE, run=options)
+    options = replace(preset.run, run_dir=str(tmp_path), compile=False)
+    preset = replace(preset, model=WIDE, run=options)
     with contextlib.ExitStack() as stack:
         ours = throughput.build_run(preset, world, manifest, stack)
         order = folders.training_order(preset, ours.plan, manifest)
@@ -343,15 +341,12 @@ def test_speed_and_learning_beside_a_peer(checkout, small_data, tmp_path):
     """The stand-in is fast and learns little: both say so."""
     results = tmp_path / "RESULTS.md"
     common = ["--peer", checkout, "--no_compile", "--results", results]
-    few = ["--steps", 2, "--warmup", 1, "--tokens_per_step", 1024]
-    done = run("benchmarks/peer.py", "speed", "tiny", *common, *few, timeout=300)
-    assert done.returncode == 0, done.stderr
-    speeds = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| ours")]
-    assert len(speeds) == 1 and float(done.stdout.split("nanochat's: ")[1]) < 1
-    learns = ["--data_dir", small_data, "--steps", 10, "--tokens_per_step", 512, "--seeds", 0, 1]
-    done = run("benchmarks/peer.py", "learn", "tiny", *common, *learns, timeout=300)
-    assert done.returncode == 0, done.stderr
-    ratios = done.stdout.split("by seed: ")[1].split(", ")
+    few = "--steps 2 --warmup 1 --tokens_per_step 1024".split()
+    said = printed("benchmarks/peer.py", "speed", "tiny", *common, *few, timeout=300)
+    assert said.count("\n| ours") == 1 and float(said.split("nanochat's: ")[1]) < 1
+    learns = "--steps 10 --tokens_per_step 512 --seeds 0 1 --data_dir".split()
+    said = printed("benchmarks/peer.py", "learn", "tiny", *common, *learns, small_data, timeout=300)
+    ratios = said.split("by seed: ")[1].split(", ")
     assert len(ratios) == 2 and max(map(float, ratios)) < 0.97
     text = results.read_text()
     assert text.count("| nanochat") == 3 and text.count("| ours") == 3
@@ -361,9 +356,9 @@ def test_speed_and_learning_beside_a_peer(checkout, small_data, tmp_path):
 @pytest.mark.slow
 def test_ceilings_and_a_real_kill_on_a_cpu(small_data, tmp_path):
     results = tmp_path / "RESULTS.md"
-    done = run("benchmarks/ceilings.py", "tiny", "--results", results, timeout=300)
-    assert done.returncode == 0 and results.read_text().count("\n## ") == 3, done.stderr
-    small = ["--tokens_per_step", 512, "--no_compile", "--device", "cpu", "--save_every", 8]
+    printed("benchmarks/ceilings.py", "tiny", "--results", results, timeout=300)
+    assert results.read_text().count("\n## ") == 3
+    small = "--tokens_per_step 512 --no_compile --device cpu --save_every 8".split()
     words = ["tiny", "--data_dir", small_data, *small, "--results", results, "--dir", tmp_path]
-    done = run("benchmarks/resume.py", *words, timeout=300)
-    assert done.returncode == 0 and "at most 0.0e+00 nats" in results.read_text(), done.stdout
+    printed("benchmarks/resume.py", *words, timeout=300)
+    assert "at most 0.0e+00 nats" in results.read_text()

@@ -1,11 +1,11 @@
 """benchmarks/ladder.py: what it says of runs whose worth is known, made by a short program."""
 
 import re
-import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import commit_all
 
 pytest.importorskip("scipy")
 
@@ -52,7 +52,7 @@ def trees(tmp_path, monkeypatch, small_data):
     return tmp_path / "before", after, words.split()
 
 
-def edit(tree, old: str, new: str) -> None:
+def edit(tree, old: str, new: str):
     text = (tree / "train.py").read_text()
     assert text.count(old) == 1
     (tree / "train.py").write_text(text.replace(old, new))
@@ -153,44 +153,26 @@ def test_a_run_that_fails_makes_no_table(trees, capsys):
     assert ladder.main(words) == 0
 
 
-def test_the_first_version_is_a_commit_or_a_folder(tmp_path, monkeypatch):
-    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "train.py").write_text("1")
-    for words in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
-    (tmp_path / "train.py").write_text("2")
-    monkeypatch.setattr(ladder, "ROOT", tmp_path)
+@pytest.mark.parametrize("place", ["project", "of_all/project"])
+def test_the_first_version_is_a_commit_or_a_folder(place, tmp_path, monkeypatch):
+    """Also if the project is a folder of a larger repository."""
+    project = tmp_path / place
+    project.mkdir(parents=True)
+    (project / "train.py").write_text("1")
+    commit_all(tmp_path / place.partition("/")[0])
+    (project / "train.py").write_text("2")
+    monkeypatch.setattr(ladder, "ROOT", project)
     monkeypatch.setattr(ladder, "FOLDER", tmp_path / "runs" / "ladder")
     ladder.FOLDER.mkdir(parents=True)
     tree = ladder.tree_of("HEAD")
     assert (tree / "train.py").read_text() == "1" and tree == ladder.tree_of("HEAD")
-    assert ladder.tree_of(str(tmp_path)) == tmp_path
+    assert ladder.tree_of(str(project)) == project
     for word in ("--no-such", "nothing", str(tmp_path / "runs")):
         with pytest.raises(UsageError):
             ladder.tree_of(word)
-    for options in (
-        ["--seeds", "1"],
-        ["--depths", "4"],
-        ["--depths", "4", "4"],
-        ["--name", "before"],
-        [],
-    ):
+    for options in ("--seeds 1", "--depths 4", "--depths 4 4", "--name before", ""):
         with pytest.raises((UsageError, SystemExit)):
-            ladder.main(options)  # the last: a commit of before runs knew their code
-
-
-def test_in_a_folder_of_a_larger_repository(tmp_path, monkeypatch):
-    project = tmp_path / "all" / "project"
-    project.mkdir(parents=True)
-    (project / "train.py").write_text("1")
-    git = ["git", "-C", tmp_path / "all", "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(ladder, "ROOT", project)
-    monkeypatch.setattr(ladder, "FOLDER", tmp_path / "ladder")
-    ladder.FOLDER.mkdir()
-    tree = ladder.tree_of("HEAD")
-    assert tree.name == "project" and (tree / "train.py").read_text() == "1"
+            ladder.main(options.split())  # the last: a commit of before runs knew their code
 
 
 def rows(losses: list[float]) -> list[dict]:

@@ -17,8 +17,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import flip
+from conftest import flip, read_json, write_json, write_lines
 from safetensors import SafetensorError
+from torch.testing import assert_close
 
 from config import EXTRAS, GPTConfig, UsageError
 from hf import card, export, mapping, parity, template
@@ -76,6 +77,10 @@ def build(seed: int = 1, **changes) -> GPT:
     return model.eval()
 
 
+def origin_of(model: GPT, **identity) -> Origin:
+    return Origin(step=7, tokens=7000, identity=identity, model=model.config)
+
+
 @pytest.fixture
 def export_model(tokenizer, tmp_path, monkeypatch):
     """export.export for a model in memory, without a run on disk."""
@@ -92,8 +97,7 @@ def export_model(tokenizer, tmp_path, monkeypatch):
     identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
     def export_model(model, out="out", **more):
-        origin = Origin(step=7, tokens=7000, identity=identity | more, model=model.config)
-        loaded = Trained(EvalConfig(), path, origin, model)
+        loaded = Trained(EvalConfig(), path, origin_of(model, **identity | more), model)
         monkeypatch.setattr(models, "load_model", lambda config: loaded)
         monkeypatch.setattr(Trained, "data", manifest)
         config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / out))
@@ -124,7 +128,7 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     back, record = mapping.load_exported(folder)
     assert (record.step, record.tokens) == (7, 7000)
     assert back.config.doc_mask == ours.config.doc_mask
-    torch.testing.assert_close(back(ids), logits, atol=2e-5, rtol=0)
+    assert_close(back(ids), logits, atol=2e-5, rtol=0)
     folds = name != mapping.OWN and ours.config.embed_norm
     assert back.config == replace(ours.config, embed_norm=ours.config.embed_norm and not folds)
     if folds:
@@ -135,7 +139,7 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
         assert torch.equal(back.state_dict()[key][:rows], weight[:rows]), key
 
     theirs = open_in_transformers(folder)  # the comparison once more, without parity.py
-    torch.testing.assert_close(theirs(ids).logits, logits, atol=2e-5, rtol=0)
+    assert_close(theirs(ids).logits, logits, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
@@ -153,13 +157,13 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     parts = []
     for part in ids.split([17, 1, 22, 1, 19], dim=1):
         parts.append(theirs(part, past_key_values=cache, use_cache=True).logits)
-    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
+    assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
     theirs.set_attn_implementation("eager")  # which some tools ask for
-    torch.testing.assert_close(theirs(ids).logits, expected, atol=3e-5, rtol=0)
+    assert_close(theirs(ids).logits, expected, atol=3e-5, rtol=0)
     theirs.set_attn_implementation("sdpa")
     cache.crop(-23)  # as after a guess that was refused
     again = theirs(ids[:, 37:], past_key_values=cache, use_cache=True).logits
-    torch.testing.assert_close(again, expected[:, 37:], atol=3e-5, rtol=0)
+    assert_close(again, expected[:, 37:], atol=3e-5, rtol=0)
 
     beams = dict(max_new_tokens=12, num_beams=4, do_sample=False, eos_token_id=None)
     beams["attention_mask"] = torch.ones(2, 20)
@@ -180,7 +184,7 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
             theirs(ids, past_of_the_future=value)
     theirs(ids[:, :3], cache=cache, use_cache=True)  # as `generate` of 5.24 hands it over
     again = theirs(ids[:, 3:], cache=cache, use_cache=True).logits
-    torch.testing.assert_close(again, theirs(ids).logits[:, 3:], atol=3e-5, rtol=0)
+    assert_close(again, theirs(ids).logits[:, 3:], atol=3e-5, rtol=0)
 
 
 def edit_json(file: str, **changes):
@@ -302,7 +306,7 @@ def test_the_folder(export_model):
     folder = export_model(build(**LLAMA))
     names = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     assert {p.name for p in folder.iterdir()} == names | {TOKENIZER, OPTIONS}  # and nothing else
-    tree = json.loads((folder / "config.json").read_text())
+    tree = read_json(folder / "config.json")
     assert tree["rope_theta"] == tree["rope_parameters"]["rope_theta"]  # for transformers 4
     assert (folder / "model.safetensors").stat().st_mode & 0o444 == 0o444
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -361,11 +365,11 @@ FORGED = {  # name -> a change of what config.json says of the model
 def test_a_forged_config_json_is_an_error_before_anything_is_built(case, export_model):
     """Also if it says the same to transformers: whoever made the folder wrote that too."""
     file = export_model(build(**LLAMA)) / "config.json"
-    tree = json.loads(file.read_text())
+    tree = read_json(file)
     FORGED[case](tree["nano2049"])
     with contextlib.suppress(TypeError, UsageError):
         tree |= mapping.config_json(GPTConfig(**tree["nano2049"]["model"]), "Llama")
-    file.write_text(json.dumps(tree))
+    write_json(file, tree)
     with pytest.raises((UsageError, DataError, CheckpointError)):
         mapping.load_exported(file.parent)
 
@@ -373,7 +377,7 @@ def test_a_forged_config_json_is_an_error_before_anything_is_built(case, export_
 def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsys):
     """Its card, and the three lines that it prints, with greedy text."""
     out = tmp_path / "out"
-    args = ["--run_dir", str(trained_run), "--out", str(out)]
+    args = [str(trained_run), "--out", str(out)]
     assert export.main(args) == 0
     printed = capsys.readouterr().out
     card = (out / "README.md").read_text()
@@ -403,7 +407,7 @@ def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path, monkeypatc
     assert export.main([str(own_run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| text | not known |" in card and "| validation | not known |" in card
-    fingerprint = json.loads((own_run / "config.json").read_text())["data_fingerprint"]
+    fingerprint = read_json(own_run / "config.json")["data_fingerprint"]
     assert f"| data fingerprint | `{fingerprint}` |" in card
 
 
@@ -415,7 +419,7 @@ def test_the_card_prefers_the_loss_on_all_rows(tmp_path):
     whole = dict(step=2, tokens=20, full_val_loss=2.8, full_val_bpb=1.4, val_rows=348)
     later = whole | dict(step=3)
     for records, expected in (([part, later], (1.5, 160)), ([whole, part], (1.4, 348))):
-        (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+        write_lines(tmp_path / "metrics.jsonl", records)
         assert card.validation_of(loaded) == expected
 
 
@@ -429,14 +433,13 @@ def test_names_are_quoted_for_python(export_model):
     assert odd in named and len(code.splitlines()) == 3
 
 
-def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained_run, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing(full_disk, trained_run, tmp_path, monkeypatch):
     full = SafetensorError("I/O error: No space left on device (os error 28)")
     monkeypatch.setattr(export, "save_file", mock.Mock(side_effect=full))
-    args = ["--run_dir", str(trained_run), "--out", str(tmp_path / "out")]
+    args = [str(trained_run), "--out", str(tmp_path / "out")]
     with pytest.raises(StorageError, match="could not be written: .*No space left"):
         export.main(args)
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    full_disk(1000)
     with pytest.raises(StorageError, match="0.001 MB are free.*; give another folder"):
         export.main(args)
     assert not list(tmp_path.iterdir())
@@ -568,7 +571,7 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     ours = ending(tokenizer, **changes)
     folder = export_tuned(ending(tokenizer, **changes))
     assert re.search(r"and [1-9]\d conversations", capsys.readouterr().out)  # compared, too
-    tree = json.loads((folder / "generation_config.json").read_text())
+    tree = read_json(folder / "generation_config.json")
     assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
     assert mapping.load_exported(folder)[1].tuned
 

@@ -9,14 +9,12 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, code_texts, environment, metrics, run
+from conftest import code_texts, metrics, printed, read_json, run_code, write_json
 from damages import DAMAGES
 from data_helpers import prepare_tiny
 from safetensors.torch import load_file, save_file
@@ -75,7 +73,7 @@ FORMS = {
 }  # fmt: skip
 
 
-def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> None:
+def make(folder: Path, pre, special, options: dict, vocab_size: int = 800):
     """Write tokenizer.json and tokenizer_config.json."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     from tokenizers import pre_tokenizers as P
@@ -106,8 +104,8 @@ def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> No
     tree = json.loads(bpe.to_str())
     tree["model"] |= options.get("bpe", {})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(tree))
-    (folder / "tokenizer_config.json").write_text(json.dumps(options.get("config", {})))
+    write_json(folder / "tokenizer.json", tree)
+    write_json(folder / "tokenizer_config.json", options.get("config", {}))
 
 
 MORE = ["12 3  45\n6 7", "a  1", "  1", "\n\n1", "x \u00a01", " x zebrafish zebrafishes", "e\u0301"]
@@ -184,10 +182,10 @@ def a_space_before(tree):
 
 @pytest.mark.parametrize("change", [sentencepiece, a_space_before])
 def test_others_are_refused_by_the_name_of_their_file(change, made, tmp_path):
-    tree = json.loads((made["gpt2"] / "tokenizer.json").read_text())
+    tree = read_json(made["gpt2"] / "tokenizer.json")
     change(tree)
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(tree))
+    write_json(file, tree)
     with pytest.raises(UsageError, match=str(file)):
         tokenizer_json.read(tmp_path, END)
     file.unlink()
@@ -269,13 +267,13 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
 def test_what_transformers_4_wrote_is_read_too(tmp_path):
     make_model(tmp_path, "Llama", rope_theta=77_000.0, tie_word_embeddings=True)
     file = tmp_path / "config.json"
-    tree = json.loads(file.read_text())
+    tree = read_json(file)
     tree |= {"rope_theta": tree.pop("rope_parameters")["rope_theta"], "head_dim": None}
-    file.write_text(json.dumps(tree | {"rope_scaling": None}))
+    write_json(file, tree | {"rope_scaling": None})
     source = imported.ForeignModel(tmp_path)
     assert source.config.rope_theta == 77_000.0
     source.read(source.config)
-    file.write_text(json.dumps(tree | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
+    write_json(file, tree | {"rope_scaling": {"type": "linear", "factor": 2.0}})
     with pytest.raises(UsageError, match="linear"):
         imported.ForeignModel(tmp_path)
 
@@ -285,19 +283,6 @@ CHANGED = {  # name -> (a change of config.json, what the error names)
     "scaled RoPE": (
         dict(rope_parameters=dict(rope_type="yarn", rope_theta=5e5, factor=8.0)),
         "yarn",
-    ),
-    "Llama 3.1": (
-        dict(
-            rope_parameters=dict(
-                rope_type="llama3",
-                rope_theta=5e5,
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=48.0,
-            )
-        ),
-        "of type llama3",
     ),
     "gelu": (dict(hidden_act="gelu"), "gelu"),
     "biases": (dict(attention_bias=True), "bias"),
@@ -326,10 +311,9 @@ def llama(tmp_path_factory):
 def test_what_we_do_not_compute_is_refused_by_its_name(case, llama, tmp_path):
     change, words = CHANGED[case]
     file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(UsageError, match=words) as refused:
+    write_json(file, read_json(file) | change)
+    with pytest.raises(UsageError, match=f"{tmp_path}.*{words}"):
         read(tmp_path / "m")
-    assert str(tmp_path) in str(refused.value)
 
 
 DEEP = json.loads("[" * 400 + "]" * 400)
@@ -340,7 +324,7 @@ ODD = (True, -1, 1e400, 10**30, "a/b", ["/"], {"a": [1]}, {"rope_type": "\x1b[2J
 def test_odd_values_are_refused_before_transformers_makes_anything_of_them(kind, llama, tmp_path):
     """Within 1 GB of memory; what is refused for its kind has its key named."""
     file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    tree = json.loads(file.read_text()) | {"model_type": kind}
+    tree = read_json(file) | {"model_type": kind}
     limits = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + (1 << 30)
@@ -350,7 +334,7 @@ def test_odd_values_are_refused_before_transformers_makes_anything_of_them(kind,
             for key, value in itertools.product(keys.split(), ODD):
                 if kind is bool and value is True:
                     continue
-                file.write_text(json.dumps(tree | {key: value}))
+                write_json(file, tree | {key: value})
                 with pytest.raises(UsageError, match=key) as e:
                     imported.ForeignModel(file.parent)
                 assert "Memory" not in str(e.value) and len(str(e.value)) < 500
@@ -372,16 +356,13 @@ READ = "import sys; from hf.imported import *; s = ForeignModel(sys.argv[1]); s.
 def test_nobody_is_asked_for_the_code_that_a_file_names(llama, tmp_path):
     """By `_attn_implementation`, transformers would have `kernels` fetch and run it."""
     file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    tree = json.loads(file.read_text())
-    file.write_text(json.dumps(tree | dict.fromkeys(imported.HARMLESS - {"model_type"}, "a/b")))
+    tree = read_json(file)
+    write_json(file, tree | dict.fromkeys(imported.HARMLESS - {"model_type"}, "a/b"))
     about = tmp_path / "site" / "kernels-0.18.2.dist-info" / "METADATA"
     about.parent.mkdir(parents=True)
     about.write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
     (tmp_path / "site" / "kernels.py").write_text(STAND_IN)
-    env = environment(PYTHONPATH=str(tmp_path / "site"))
-    argv = [sys.executable, "-c", READ, file.parent]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_code(READ, file.parent, PYTHONPATH=str(tmp_path / "site"))
 
 
 def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
@@ -396,16 +377,13 @@ def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
     assert all(torch.equal(w, again[name]) for name, w in ours.items())
 
 
-def test_nanochats_norms_add_what_ours_do(tmp_path):
-    """Another epsilon cannot be folded where the embedding is normed."""
-    make_model(tmp_path, "NanoChat", rms_norm_eps=1e-3)
-    with pytest.raises(UsageError, match="0.001"):
-        read(tmp_path)
-
-
-def test_a_tensor_that_nothing_reads_is_refused(tmp_path):
-    make_model(tmp_path, "Llama", attention_bias=True)
-    with pytest.raises(UsageError, match="bias"):
+@pytest.mark.parametrize("name, option, words", [
+    ("NanoChat", dict(rms_norm_eps=1e-3), "0.001"),  # which no norm of ours can take up
+    ("Llama", dict(attention_bias=True), "bias"),
+])  # fmt: skip
+def test_a_model_that_is_not_like_ours_is_refused(name, option, words, tmp_path):
+    make_model(tmp_path, name, **option)
+    with pytest.raises(UsageError, match=words):
         read(tmp_path)
 
 
@@ -419,7 +397,7 @@ def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_
     with pytest.raises(UsageError, match="model.safetensors"):
         imported.ForeignModel(folder)
     for name in ("pytorch_model.bin", "../outside.safetensors", str(outside), ""):
-        index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        write_json(index, {"weight_map": {"model.norm.weight": name}})
         with pytest.raises(UsageError, match="is a pickle"):
             imported.ForeignModel(folder)
     index.unlink()
@@ -460,7 +438,7 @@ TRAIN = (
     "tiny --steps 4 --tokens_per_step 512 --no_compile --device cpu --dtype fp32 --warmup 2 "
     "--eval_tokens 1024 --log_every 1 --peak_tflops 1 --optimizer adamw --lr 1e-4"
 ).split()
-CPU = ["--device", "cpu", "--dtype", "fp32"]
+CPU = "--device cpu --dtype fp32".split()
 
 
 def quietly(main, *argv) -> str:
@@ -520,7 +498,7 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     begin = [*TRAIN, "--data_dir", here / "data"]
     said = quietly(train.main, *begin, "--run_dir", here / "run", "--init_from", here / "model")
     assert "is not read: the run has its own checkpoint" in said and "is finished" in said
-    export.export(export.ExportConfig(run_dir=str(here / "run"), out=str(out)))
+    export.main([str(here / "run"), "--out", str(out)])
     given = tokenizer_json.read(here / "model")
     back = tokenizer_json.read(out)
     assert imported.ForeignModel(out).ours and back.bos == END
@@ -564,8 +542,7 @@ def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
     """The first rank reads, and hands each its part."""
     folder, _ = begun
     where = ["--data_dir", folder / "data", "--run_dir", tmp_path / "run", "--parallel", parallel]
-    done = run("train.py", *TRAIN, *where, "--init_from", folder / "model", nproc=2, timeout=500)
-    assert done.returncode == 0, done.stderr
+    printed("train.py", *TRAIN, *where, "--init_from", folder / "model", nproc=2, timeout=500)
     one, two = (validations(path / "run") for path in (folder, tmp_path))
     assert two == pytest.approx(one, rel=1e-5)
 

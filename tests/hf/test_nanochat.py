@@ -14,15 +14,15 @@ import pytest
 import tiktoken
 import torch
 import torch.nn.functional as F
-from conftest import environment
+from conftest import environment, look, write_json
+from damages import flipped
 
-import eval as evaluate
 from config import UsageError
 from hf import imported, mapping, nanochat
 from machinery.errors import DataError
 from tokenizer import Tokenizer
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 SHAPE = dict(sequence_len=48, n_layer=3, n_head=4, n_kv_head=2, n_embd=32)
 PATTERN = (
@@ -50,7 +50,7 @@ def write(folder: Path, encoding, weights: dict, **shape) -> Path:
     checkpoint.mkdir(parents=True)
     config = SHAPE | dict(vocab_size=encoding.n_vocab) | shape
     torch.save(weights, checkpoint / "model_000012.pt")
-    (checkpoint / "meta_000012.json").write_text(json.dumps({"model_config": config, "step": 12}))
+    write_json(checkpoint / "meta_000012.json", {"model_config": config, "step": 12})
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(encoding))
     return checkpoint
@@ -108,6 +108,10 @@ def forward(w: dict, ids: torch.Tensor) -> torch.Tensor:
     return 15 * torch.tanh(norm(x) @ w["lm_head.weight"].T / 15)
 
 
+def convert(checkpoint, folder):
+    return nanochat.main([str(checkpoint), str(folder / "out")])
+
+
 def ours(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     """Our logits (T, V) of the folder that was written."""
     source = imported.ForeignModel(folder)
@@ -128,20 +132,20 @@ def test_logits_are_those_of_nanochat(lambdas, encoding, tmp_path, capsys):
     saved = {prefix + name: w for name, w in weights.items()}
     checkpoint = write(tmp_path / "base", encoding, saved, window_pattern="L")
     out = tmp_path / "out"
-    assert nanochat.main([str(checkpoint), str(out)]) == 0
+    assert convert(checkpoint, tmp_path) == 0
     assert "logits differ by" in capsys.readouterr().out
     found = ours(out, ids)
     assert expected.std() > 0.5 and (found - expected).abs().max() < 1e-5
-    words = "The cats' mat, 1234 x\u00e9 <|bos|>\n\n  y"
-    assert imported.ForeignModel(out).tokenizer.encode(words) == encoding.encode_ordinary(words)
-    assert imported.ForeignModel(out).tokenizer.bos_id == encoding._special_tokens["<|bos|>"]
-    from transformers import AutoTokenizer
-
-    given = AutoTokenizer.from_pretrained(out)(words).input_ids
-    assert given == [encoding._special_tokens["<|bos|>"], *encoding.encode_ordinary(words)]
+    text = "The cats' mat, 1234 x\u00e9 <|bos|>\n\n  y"
+    ids = encoding.encode_ordinary(text)
+    tokenizer = imported.ForeignModel(out).tokenizer
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.bos_id == encoding._special_tokens["<|bos|>"]
+    given = transformers.AutoTokenizer.from_pretrained(out)(text).input_ids
+    assert given == [tokenizer.bos_id, *ids]
     assert (out / "model.safetensors").stat().st_mode & 0o777 == 0o644
-    evaluate.main(["sample", str(out), "--prompt", "the cat", "--max_new_tokens", "8"])
-    assert "--- 'the cat'" in capsys.readouterr().out
+    words = ["--prompt", "the cat", "--max_new_tokens", 8]
+    assert "--- 'the cat'" in look(capsys, "sample", out, *words)
 
 
 def has_value_embeddings(weights):
@@ -175,7 +179,7 @@ def test_what_cannot_be_had_exactly_is_refused_by_name(case, encoding, tmp_path)
     change(weights)
     checkpoint = write(tmp_path / "base", encoding, weights, **shape)
     with pytest.raises(UsageError, match=words):
-        nanochat.main([str(checkpoint), str(tmp_path / "out")])
+        convert(checkpoint, tmp_path)
     assert [*tmp_path.iterdir()] == [tmp_path / "base"], "nothing is left"
 
 
@@ -193,23 +197,20 @@ def test_a_pickle_runs_nothing(encoding, tmp_path):
     """Neither as the weights nor as the tokenizer."""
     checkpoint = write(tmp_path / "base", encoding, {"lm_head.weight": Runs(tmp_path / "ran")})
     with pytest.raises(UsageError, match="model_000012.pt"):
-        nanochat.main([str(checkpoint), str(tmp_path / "out")])
+        convert(checkpoint, tmp_path)
     torch.save(random_weights(encoding), checkpoint / "model_000012.pt")
     (checkpoint / "tokenizer.pkl").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
     with pytest.raises(UsageError, match="tokenizer.pkl.*mkdir"):
-        nanochat.main([str(checkpoint), str(tmp_path / "out")])
+        convert(checkpoint, tmp_path)
     assert [*tmp_path.iterdir()] == [tmp_path / "base"]
 
 
 def test_a_bit_that_flips_is_seen(encoding, tmp_path):
     """torch.load does not look at the checksums of its file."""
     checkpoint = write(tmp_path / "base", encoding, random_weights(encoding))
-    file = checkpoint / "model_000012.pt"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    flipped(checkpoint / "model_000012.pt")
     with pytest.raises(UsageError, match="damaged"):
-        nanochat.main([str(checkpoint), str(tmp_path / "out")])
+        convert(checkpoint, tmp_path)
 
 
 def test_mistakes_are_sentences(encoding, tmp_path):
@@ -223,18 +224,17 @@ def test_mistakes_are_sentences(encoding, tmp_path):
     ):
         with pytest.raises(UsageError, match=words):
             nanochat.main([*map(str, argv)])
-    argv = [str(checkpoint), str(tmp_path / "out")]
     whole = meta.read_text()
     meta.write_text(whole.replace('"n_head": 4', '"n_head": "x"'))
     with pytest.raises(DataError, match="n_head"):
-        nanochat.main(argv)
+        convert(checkpoint, tmp_path)
     meta.write_text(whole)
     pkl.write_bytes(b"\x80")
     with pytest.raises(UsageError, match="tokenizer.pkl"):
-        nanochat.main(argv)
+        convert(checkpoint, tmp_path)
     pkl.write_bytes(pickle.dumps(tiktoken.get_encoding))
     with pytest.raises(UsageError, match="get_encoding"):
-        nanochat.main(argv)
+        convert(checkpoint, tmp_path)
 
 
 # --------------------------------------------------------------------------- nanochat's own code
@@ -287,12 +287,11 @@ def test_logits_are_those_of_its_own_code(commit, x0, refused, encoding, tmp_pat
     windows = dict(window_pattern="SSSL") if commit == "92d63d4" else {}
     weights = torch.load(tmp_path / "weights.pt")
     checkpoint = write(tmp_path / "base", encoding, weights, **windows)
-    argv = [str(checkpoint), str(tmp_path / "out")]
     if refused:
         with pytest.raises(UsageError, match=refused):
-            nanochat.main(argv)
+            convert(checkpoint, tmp_path)
         return
-    nanochat.main(argv)
+    convert(checkpoint, tmp_path)
     ids, expected = torch.load(tmp_path / "logits.pt")
     far = (ours(tmp_path / "out", ids[0]) - expected[0]).abs().max().item()
     print(f"{commit}: {far:.1e}, of a standard deviation of {expected.std():.2f}")

@@ -5,13 +5,13 @@ import json
 import math
 import random
 import statistics as oracle
-from pathlib import Path
 from string import ascii_uppercase
 from types import SimpleNamespace
 
 import pytest
 import torch
 from chat_helpers import random_model
+from conftest import write_json, write_lines
 
 from config import UsageError
 from instruments.exams import choice
@@ -117,11 +117,11 @@ def test_letters_are_told_from_answers(capsys):
 
 def test_a_files_first_items_are_the_examples_and_a_limit_draws_from_the_others(tmp_path):
     """A file may be sorted: its first items are all of one kind."""
-    path = str(tmp_path / "sums.jsonl")
+    path = tmp_path / "sums.jsonl"
     rows = [dict(query=f"{i} + 1 =", choices=[str(i), str(i + 1)], gold=1) for i in range(60)]
     other = dict(question="9 + 1 =", choices=["9", "10"], answer="B")  # names of others
     rows[9:11] = [other, dict(question="10 + 1 =", choices=["10", "11"], answer=1)]
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     head = "0 + 1 = 1\n\n1 + 1 = 2\n\n"
     every = [q.given[0][0] for q in from_file(path, 2, 0) if q.gold == 1]
     assert every == [f"{head}{i} + 1 =" for i in range(2, 60)]
@@ -156,18 +156,18 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     loaded.keep_record = lambda **figures: kept.append(figures)
     path = tmp_path / "own.jsonl"
     row = dict(query="q", choices=["x", "z"], gold=0)
-    path.write_text(f"{json.dumps(row)}\n\n{json.dumps(row | dict(gold=1))}\n")
+    write_lines(path, [row, row | dict(gold=1)])
 
     def answer(*task, **more):
         choice.answer_all(choice.ChoiceConfig(task=task, **more), lambda config: loaded)
 
     longer = tmp_path / "longer.jsonl"
-    longer.write_text(25 * f"{json.dumps(row)}\n")
+    write_lines(longer, [row] * 25)
     answer(str(path), str(longer), limit=20)
     counts = [(f["task"], f["n"]) for f in kept if f["norm"] == "sum"]
     assert counts == [(str(path), 2), (str(longer), 20)]
     assert kept[0]["hits"] == 1 and kept[0]["chance_sd"] == pytest.approx(math.sqrt(2 / 4) / 2)
-    path.write_text(json.dumps(row))
+    write_json(path, row)
     for *task, said in (
         (str(path), "a standard error"),  # of one question there is none
         (str(tmp_path / "none.jsonl"), "cannot be read"),

@@ -1,7 +1,6 @@
 """instruments/exams/harness.py and tasks/: public exams, from a Hub that is made here, scored by
 our model through lm_eval; and by lm_eval's own model of the exported folder."""
 
-import json
 import math
 from collections import Counter
 from functools import lru_cache
@@ -10,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from conftest import look, read_lines
 
 import eval as evaluate
 import export
@@ -118,7 +118,7 @@ def test_the_figures_are_those_of_lm_evals_own_model(hub, trained_run, tmp_path,
     from lm_eval.models.huggingface import HFLM
 
     folder = tmp_path / "folder"
-    assert export.main(["--run_dir", str(trained_run), "--out", str(folder)]) == 0
+    assert export.main([str(trained_run), "--out", str(folder)]) == 0
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     loaded = evaluate.load_model(EvalConfig(str(trained_run), device="cpu", dtype="fp32"))
     model = loaded.model
@@ -142,15 +142,14 @@ def test_the_figures_are_those_of_lm_evals_own_model(hub, trained_run, tmp_path,
             assert math.isnan(hits) or hits == sum(p == g for p, g in zip(picks, golds))
 
 
-def test_the_command_scores_lm_evals_tasks_and_ours(hub, own_run, monkeypatch):
+def test_the_command_scores_lm_evals_tasks_and_ours(hub, own_run, monkeypatch, capsys):
     """Accuracy by the nats, and by hand; a letter is told, answers are normalized."""
     names = ("winogrande", "piqa", "enem")
     seen = {}
     honest = choice.report
     monkeypatch.setattr(choice, "report", lambda own, shots: seen.update(own) or honest(own, shots))
-    words = ["choice", str(own_run), "--task", *names, "--device", "cpu"]
-    assert evaluate.main(words) == 0
-    records = [json.loads(line) for line in (own_run / "eval.jsonl").read_text().splitlines()]
+    look(capsys, "choice", own_run, "--task", *names, "--device", "cpu")
+    records = read_lines(own_run / "eval.jsonl")
     tasks = [("winogrande", "sum"), ("piqa", "sum"), ("piqa", "per character"), ("enem", "sum")]
     assert [(r["task"], r["norm"]) for r in records] == tasks
     golds = [[q.gold for q, _ in seen[name]] for name in names]

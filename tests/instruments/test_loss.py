@@ -3,23 +3,22 @@ tokens a run needs for what another has."""
 
 import gc
 import io
-import json
 import re
 import tracemalloc
 
 import numpy as np
 import pytest
 import torch
+from conftest import look, read_lines, write_json, write_lines
 
 import data
-import eval as evaluate
 from instruments.exams import loss
 from instruments.exams.loss import CLASSES
 from instruments.pages import multiplier, report
 from instruments.pages.records import RunFolder
 from machinery.errors import NonFiniteError
 
-CPU = ("--device", "cpu", "--dtype", "fp32")
+CPU = "--device cpu --dtype fp32".split()
 
 
 def test_the_class_of_a_target_by_a_search_backwards():
@@ -38,11 +37,11 @@ def test_the_class_of_a_target_by_a_search_backwards():
 
 
 def test_the_loss_is_that_of_the_run_and_its_classes_make_it_up(own_run, capsys):
-    assert evaluate.main(["loss", str(own_run), *CPU, "--by", "position"]) == 0
-    parts = [line.split()[3] for line in capsys.readouterr().out.splitlines() if " to " in line]
-    assert evaluate.main(["loss", str(own_run), *CPU, "--by", "copy"]) == 0
-    out = capsys.readouterr().out
-    record = json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1])
+    words = ["loss", own_run, *CPU, "--by"]
+    lines = look(capsys, *words, "position").splitlines()
+    parts = [line.split()[3] for line in lines if " to " in line]
+    out = look(capsys, *words, "copy")
+    record = read_lines(own_run / "eval.jsonl")[-1]
     assert np.mean([float(x) for x in parts]) == pytest.approx(record["val_loss"], abs=1e-4)
     rows = multiplier.newest_rows(RunFolder(own_run))
     nats, targets, text_nats, size = rows.sum((0, 1))
@@ -67,8 +66,7 @@ def test_the_loss_of_a_part_of_a_row_weighs_targets(parts, line, own_run, monkey
     told = torch.stack([n**2, n])  # n targets of n nats each at the n-th position
     monkeypatch.setattr(loss, "score", lambda *given: (score(*given)[0], told))
     monkeypatch.setattr(loss, "PARTS", parts)
-    assert evaluate.main(["loss", str(own_run), *CPU, "--by", "position"]) == 0
-    out = capsys.readouterr().out
+    out = look(capsys, "loss", own_run, *CPU, "--by", "position")
     assert f"\n{line} nats per token\n" in out and out.count(" to ") == min(parts, 64)
 
 
@@ -195,8 +193,8 @@ def make_run(folder, ahead: float, rows: dict[int, np.ndarray], **config):
         line = dict(step=step, tokens=1000 * step, loss=1.0, bpb=1.0, lr=1.0, norm=1.0, time=2.0)
         line |= dict(step_s=1 / ahead, tokens_per_s=1.0, data_wait_ms=0.0)
         lines.append(line | dict(tflops_full=1.0, tflops_causal=1.0))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "config.json").write_text(json.dumps(config | dict(tokens_per_step=1000)))
+    write_lines(folder / "metrics.jsonl", lines)
+    write_json(folder / "config.json", config | dict(tokens_per_step=1000))
     for step, content in rows.items():
         file = io.BytesIO()
         np.lib.format.write_array(file, content.astype(np.float32))
@@ -204,7 +202,7 @@ def make_run(folder, ahead: float, rows: dict[int, np.ndarray], **config):
     return folder
 
 
-def compared(*folders) -> str:
+def compared(*folders):
     return report.compared([str(folder) for folder in folders])
 
 

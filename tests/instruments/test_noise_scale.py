@@ -1,12 +1,11 @@
 """instruments/run/noise_scale.py: landscapes whose noise scale is known."""
 
-import json
 import math
 
 import pytest
 import torch
+from conftest import look, read_lines
 
-import eval as evaluate
 from config import UsageError
 from instruments.run import noise_scale
 from machinery.errors import NonFiniteError
@@ -69,7 +68,7 @@ def test_two_passes_give_the_products_of_all_gradients(dtype, a, rtol):
         noise_scale.compare(model, [(part / 0, None) for part in x])
 
 
-def test_the_command_measures_a_checkpoint(own_run, monkeypatch):
+def test_the_command_measures_a_checkpoint(own_run, monkeypatch, capsys):
     """Twice the same, and written down; other rows with another seed, each at most once."""
     honest = noise_scale.compare
     lines = []
@@ -81,10 +80,10 @@ def test_the_command_measures_a_checkpoint(own_run, monkeypatch):
 
     monkeypatch.setattr(noise_scale, "compare", compare)
     for seed in (0, 0, 1):
-        options = ["--batches", "6", "--batch", "2", "--device", "cpu", "--seed", str(seed)]
-        assert evaluate.main(["noise", str(own_run), *options]) == 0
-        lines.append(json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1]))
+        options = ["--batches", 6, "--batch", 2, "--device", "cpu", "--seed", seed]
+        look(capsys, "noise", own_run, *options)
+        lines.append(read_lines(own_run / "eval.jsonl")[-1])
     scales = [line["noise_scale_tokens"] for line in lines]
     assert scales[0] == scales[1] != scales[2] and lines[0]["step"] == 12
     with pytest.raises(UsageError, match="100000"):
-        evaluate.main(["noise", str(own_run), "--batches", "100000"])
+        look(capsys, "noise", own_run, "--batches", 100_000)

@@ -15,17 +15,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, environment, run, until
+from conftest import ROOT, command, environment, read_json, read_lines, run, until, write_lines
+from test_tournament import hold
 
-import eval as eval_program
 from config import UsageError
 from instruments.exams import served, tournament
-from machinery.disk import read_json
 from machinery.errors import DataError
 
 pytest.importorskip("openai")
 pytest_plugins = ["chat_helpers"]
 KEY = "sk-secret-of-the-judge"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(served, "RETRIES", 0)
 
 
 class Judge(ThreadingHTTPServer):
@@ -81,16 +85,6 @@ def judging(decide, **options):
         server.server_close()
 
 
-def test_a_reply_reads_the_same_from_the_file(tmp_path):
-    """What a model thinks is left out before it is cut; a URL loses what may be secret."""
-    thought = "see http://x.org/?q=1 " * 20
-    decide = lambda *texts: f"<think>{thought}</think>\n{by_length(*texts)}"
-    with judging(decide) as server:
-        first, _ = compare(server.url, tmp_path)
-        again, doubts = compare(server.url, tmp_path)
-    assert (first == by_length_wins()).all() and (again == first).all() and doubts == []
-
-
 def test_a_request_that_is_refused_is_left_out_and_asked_again(tmp_path):
     refused = (400, b'{"error": {"message": "too long"}}')
     decide = lambda *texts: refused if texts[0] == "two" else by_length(*texts)
@@ -106,7 +100,6 @@ def test_a_request_that_is_refused_is_left_out_and_asked_again(tmp_path):
 
 def test_a_key_that_the_server_repeats_is_not_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(served, "RETRIES", 0)
     with judging(lambda *texts: f"A key: {KEY}") as server, pytest.raises(UsageError) as raised:
         compare(server.url, tmp_path)
     assert KEY not in str(raised.value) + (tmp_path / "verdicts.jsonl").read_text()
@@ -116,8 +109,7 @@ def test_a_key_that_the_server_repeats_is_not_shown(tmp_path, monkeypatch, capsy
     assert KEY not in str(raised.value) and "wrong key" in str(raised.value)
 
 
-def test_odd_addresses_are_sentences(tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "RETRIES", 0)
+def test_odd_addresses_are_sentences(tmp_path):
     for url in ("http://[::1/v1", "http://h:abc/v1", "http://h/v1\x01", "ftp://127.0.0.1:9", "://"):
         with pytest.raises(UsageError, match="gives no reply"):
             compare(url, tmp_path)
@@ -155,6 +147,12 @@ def compare(url: str, folder: Path, model: str = "judge"):
     return server.compare(PROMPTS, TEXTS)
 
 
+def judged(decide, folder: Path, model: str = "judge"):
+    """(wins, doubts, the requests) with a server that decides so."""
+    with judging(decide) as server:
+        return *compare(server.url, folder, model), server.asked
+
+
 def test_a_reply_is_a_verdict_or_none():
     for reply, points in (
         ("A", 1), ("b", 0), ("TIE", 0.5), (" **A**.\n", 1), ("'B'", 0), ("I think so.\nB", 0),
@@ -166,17 +164,14 @@ def test_a_reply_is_a_verdict_or_none():
 
 
 def test_a_judge_sees_each_pair_in_both_orders_and_its_wins_count(tmp_path, capsys):
-    with judging(by_length) as server:
-        wins, doubts = compare(server.url, tmp_path)
-        assert (wins == by_length_wins()).all() and doubts == []
-        assert len(server.asked) == len({*server.asked}) == DISTINCT
-        assert (
-            "18 replies: 0 no verdict, 2 ties; both orders decided 8 pairs"
-            in capsys.readouterr().out
-        )
-        body = json.loads(server.asked[0])
-        assert body["model"] == "judge" and body["temperature"] == 0 and body["max_tokens"] == 16
-        assert "The longer text is better." in body["messages"][0]["content"]
+    wins, doubts, asked = judged(by_length, tmp_path)
+    assert (wins == by_length_wins()).all() and doubts == []
+    assert len(asked) == len({*asked}) == DISTINCT
+    said = "18 replies: 0 no verdict, 2 ties; both orders decided 8 pairs"
+    assert said in capsys.readouterr().out
+    body = json.loads(asked[0])
+    assert body["model"] == "judge" and body["temperature"] == 0 and body["max_tokens"] == 16
+    assert "The longer text is better." in body["messages"][0]["content"]
 
 
 def test_a_coin_is_told_from_a_judge_only_by_enough_pairs(tmp_path):
@@ -191,24 +186,21 @@ def test_a_coin_is_told_from_a_judge_only_by_enough_pairs(tmp_path):
 
 
 def test_nothing_is_asked_twice_and_a_damaged_line_is_asked_again(tmp_path):
-    with judging(by_length) as server:
-        first, _ = compare(server.url, tmp_path)
-        asked = len(server.asked)
-    with judging(by_length) as server:
-        again, _ = compare(server.url, tmp_path)
-        assert (first == again).all() and server.asked == []
+    thinks = lambda *texts: f"<think>{'see http://x.org/?q=1 ' * 20}</think>\n{by_length(*texts)}"
+    first, doubts, asked = judged(thinks, tmp_path)
+    assert (first == by_length_wins()).all() and doubts == []
+    again, _, more = judged(thinks, tmp_path)
+    assert (first == again).all() and more == []
     file = tmp_path / "verdicts.jsonl"
     file.write_bytes(file.read_bytes()[:-5])
-    with judging(by_length) as server:
-        again, _ = compare(server.url, tmp_path)
-        assert (first == again).all() and len(server.asked) == 1
-        compare(server.url, tmp_path, model="another")
-        assert len(server.asked) == 1 + asked
+    again, _, more = judged(by_length, tmp_path)
+    assert (first == again).all() and len(more) == 1
+    *_, more = judged(by_length, tmp_path, "another")
+    assert len(more) == len(asked)
 
 
 def test_a_judge_that_lies_is_doubted(tmp_path):
-    with judging(lambda *texts: "A") as server:
-        wins, doubts = compare(server.url, tmp_path)
+    wins, doubts, _ = judged(lambda *texts: "A", tmp_path)
     assert (wins == 0.5 * (1 - np.eye(3))).all(), "the two orders cancel"
     assert len(doubts) == 1 and "0 of them alike" in doubts[0]
 
@@ -216,15 +208,13 @@ def test_a_judge_that_lies_is_doubted(tmp_path):
 def test_what_is_no_verdict_is_counted_and_left_out(tmp_path):
     """In one of the two orders is enough."""
     lost = lambda prompt, a, b: "Hm." if (prompt, a) == ("two", "aaaa") else by_length(prompt, a, b)
-    with judging(lost) as server:
-        wins, doubts = compare(server.url, tmp_path)
+    wins, doubts, _ = judged(lost, tmp_path)
     whole = by_length_wins()
     whole[1, 0] = whole[1, :, 0] = 0  # prompt two, all pairs of the first player
     assert (wins == whole).all()
     assert len(doubts) == 1 and "2 of 18 replies are no verdict: 'Hm.'" in doubts[0]
-    with judging(lambda *texts: "Both are fine.") as server:
-        with pytest.raises(UsageError, match="(?=.*18)(?=.*Both are fine)(?=.*--judge_tokens)"):
-            compare(server.url, tmp_path, model="another")
+    with pytest.raises(UsageError, match="(?=.*18)(?=.*Both are fine)(?=.*--judge_tokens)"):
+        judged(lambda *texts: "Both are fine.", tmp_path, "another")
 
 
 RUBBISH = {
@@ -244,7 +234,6 @@ RUBBISH = {
 
 @pytest.mark.parametrize("case", RUBBISH)
 def test_rubbish_is_one_sentence_and_what_came_before_is_kept(case, tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "RETRIES", 0)
     monkeypatch.setattr(served, "AT_ONCE", 1)
     said = iter([by_length] * 5)
     decide = lambda *texts: next(said, lambda *texts: RUBBISH[case])(*texts)
@@ -252,13 +241,11 @@ def test_rubbish_is_one_sentence_and_what_came_before_is_kept(case, tmp_path, mo
         compare(server.url, tmp_path)
     kept = (tmp_path / "verdicts.jsonl").read_text().splitlines()
     assert len(kept) == 5
-    with judging(by_length) as server:
-        compare(server.url, tmp_path)
-        assert len(server.asked) == DISTINCT - 5
+    *_, asked = judged(by_length, tmp_path)
+    assert len(asked) == DISTINCT - 5
 
 
 def test_a_judge_that_hangs_or_is_not_there_ends_the_tournament(tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "RETRIES", 0)
     monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
     over = threading.Event()
     with judging(hanging(over)) as server:
@@ -269,11 +256,12 @@ def test_a_judge_that_hangs_or_is_not_there_ends_the_tournament(tmp_path, monkey
         compare("http://127.0.0.1:9/v1", tmp_path)
 
 
-def test_a_server_that_is_overloaded_is_asked_again(tmp_path):
+def test_a_server_that_is_overloaded_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "RETRIES", 3)
     busy = iter([(503, b""), (429, b"")])
-    with judging(lambda *texts: next(busy, None) or by_length(*texts)) as server:
-        wins, _ = compare(server.url, tmp_path)
-        assert (wins == by_length_wins()).all() and len(server.asked) == DISTINCT + 2
+    decide = lambda *texts: next(busy, None) or by_length(*texts)
+    wins, _, asked = judged(decide, tmp_path)
+    assert (wins == by_length_wins()).all() and len(asked) == DISTINCT + 2
 
 
 def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
@@ -291,15 +279,10 @@ def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
 OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 6".split()
 
 
-def copied(run_dir: Path, folder: Path) -> Path:
-    return shutil.copytree(run_dir, folder / "run")
-
-
-def test_ctrl_c_does_not_wait_for_the_judge(trained_run, tmp_path):
-    run_dir = copied(trained_run, tmp_path)
+def test_ctrl_c_does_not_wait_for_the_judge(own_run):
     over = threading.Event()
     with judging(hanging(over)) as server:
-        words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
+        words = ["tournament", own_run, *OPTIONS, "--judge", server.url]
         how = dict(cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         process = subprocess.Popen(command("eval.py", words), text=True, **how)
         until(lambda: len(server.asked) == served.AT_ONCE)
@@ -309,9 +292,8 @@ def test_ctrl_c_does_not_wait_for_the_judge(trained_run, tmp_path):
     assert process.returncode == 130 and "Traceback" not in said
 
 
-def test_a_kill_costs_what_was_on_its_way(trained_run, tmp_path):
+def test_a_kill_costs_what_was_on_its_way(own_run):
     """5 players, as no checkpoint judges; so 10 pairs, 6 prompts, two orders."""
-    run_dir = copied(trained_run, tmp_path)
     on = threading.Event()
     places = itertools.count()
 
@@ -321,11 +303,11 @@ def test_a_kill_costs_what_was_on_its_way(trained_run, tmp_path):
         return by_length(*texts)
 
     with judging(decide) as server:
-        words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
+        words = ["tournament", own_run, *OPTIONS, "--judge", server.url]
         env = environment(OPENAI_API_KEY=KEY)
         how = dict(cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         process = subprocess.Popen(command("eval.py", words), **how)
-        file = run_dir / "verdicts.jsonl"
+        file = own_run / "verdicts.jsonl"
         until(lambda: file.exists() and file.read_bytes().count(b"\n") == 30)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -335,43 +317,38 @@ def test_a_kill_costs_what_was_on_its_way(trained_run, tmp_path):
         times = Counter(server.asked)
         assert times.total() - len(times) <= served.AT_ONCE, "more were asked twice"
         assert server.keys == {f"Bearer {KEY}"}
-    report = read_json(run_dir / "tournament.json")
-    lines = file.read_text().splitlines()
-    assert len(lines) == len({json.loads(line)["key"] for line in lines}) == len(times)
+    report = read_json(own_run / "tournament.json")
+    lines = read_lines(file)
+    assert len(lines) == len({line["key"] for line in lines}) == len(times)
     names = {Path(row["name"]).name for row in report["players"]}
     steps = {f"step_{n:08d}" for n in (4, 8, 12)}
     assert names == steps | {tournament.HUMAN, tournament.LOOP}
     assert report["players"][0]["name"] == "loop", "the longest, to a judge of length"
     assert any("loop" in doubt for doubt in report["doubts"])
-    texts = [path.read_bytes() for path in run_dir.rglob("*") if path.is_file()]
+    texts = [path.read_bytes() for path in own_run.rglob("*") if path.is_file()]
     assert not any(KEY.encode() in text for text in texts)
     assert KEY not in done.stdout + done.stderr
 
 
-def test_a_password_in_the_address_is_in_no_file(trained_run, tmp_path, capsys):
-    run_dir = copied(trained_run, tmp_path)
+def test_a_password_in_the_address_is_in_no_file(own_run, capsys):
     with judging(by_length) as server:
-        url = server.url.replace("://", "://me:pass1234@")
-        words = ["tournament", run_dir, *OPTIONS, "--judge", url, "--n_prompts", "1"]
-        assert eval_program.main([*map(str, words)]) == 0
+        hold(own_run, "--judge", server.url.replace("://", "://me:pass1234@"), "--n_prompts", 1)
     said = capsys.readouterr()
-    texts = [path.read_bytes() for path in run_dir.glob("*.json*")]
+    texts = [path.read_bytes() for path in own_run.glob("*.json*")]
     assert not any(b"pass1234" in text for text in texts) and "pass1234" not in said.out + said.err
 
 
-def test_prompts_from_a_file_have_domains_and_criteria(trained_run, tmp_path, capsys):
-    run_dir = copied(trained_run, tmp_path)
+def test_prompts_from_a_file_have_domains_and_criteria(own_run, tmp_path, capsys):
     file = tmp_path / "prompts.jsonl"
     lines = [dict(text="def add(a, b): ", domain="code"), dict(text="import os", domain="imports")]
     lines += [dict(text="class A:", domain="code")]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(file, lines)
     criteria = tmp_path / "criteria.txt"
     criteria.write_text("O melhor texto \u00e9 o mais longo.")
     with judging(by_length) as server:
-        words = ["tournament", run_dir, *OPTIONS, "--judge", server.url, "--prompts", file]
-        assert eval_program.main([*map(str, words), "--criteria", str(criteria)]) == 0
+        words = ["--judge", server.url, "--prompts", file, "--criteria", criteria]
+        report = hold(own_run, *words)
         assert all("mais longo" in body for body in server.asked)
-    report = read_json(run_dir / "tournament.json")
     assert report["prompts"] == ["def add(a, b):", "import os", "class A:"]
     assert all(row["domains"].keys() == {"code", "imports"} for row in report["players"])
     assert tournament.HUMAN not in {row["name"] for row in report["players"]}
@@ -386,16 +363,14 @@ def answer_to(prompt: str) -> str:
 
 def test_tuned_models_answer_held_out_questions(answering, tmp_path):
     """The truth is known, and it is what the human text says."""
-    run_dir = copied(answering, tmp_path)
+    run_dir = shutil.copytree(answering, tmp_path / "run")
 
     def decide(prompt: str, a: str, b: str) -> str:
         right = answer_to(prompt)
         return "TIE" if (a == right) == (b == right) else "A" if a == right else "B"
 
     with judging(decide) as server:
-        words = ["tournament", run_dir, *OPTIONS, "--prompt_tokens", "24", "--judge", server.url]
-        assert eval_program.main([*map(str, words)]) == 0
-    report = read_json(run_dir / "tournament.json")
+        report = hold(run_dir, "--prompt_tokens", 24, "--judge", server.url)
     assert all("Say " in prompt and "<|" not in prompt for prompt in report["prompts"])
     human = report["completions"][tournament.HUMAN]
     assert [*map(answer_to, report["prompts"])] == human
@@ -405,8 +380,7 @@ def test_tuned_models_answer_held_out_questions(answering, tmp_path):
     assert report["doubts"] == []
 
 
-def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "RETRIES", 0)
+def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path):
     nowhere = ("--judge", "http://127.0.0.1:9/v1")
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": 3}\n')
@@ -424,6 +398,5 @@ def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path
         (("--players", trained_run, answering), "tuned"),
         (("--players", tmp_path), "neither a preset"),
     ):
-        typed = ["tournament", "--run_dir", tmp_path, *OPTIONS, "--players", trained_run]
         with pytest.raises((UsageError, DataError), match=words):
-            eval_program.main([*map(str, [*typed, *nowhere, *options])])
+            hold(tmp_path, "--players", trained_run, *nowhere, *options)

@@ -1,6 +1,5 @@
 """instruments/exams/tournament.py and judge.py: who plays, who decides, and the arithmetic."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from chat_helpers import random_model
+from conftest import read_json
 
 import eval as eval_program
 from config import UsageError
@@ -104,7 +104,7 @@ def test_a_judge_is_doubted_for_its_kin(trained):
     assert any("own run" in why for why in hold(trained)["doubts"])
 
 
-OPTIONS = ["--device", "cpu", "--prompt_tokens", 8, "--max_new_tokens", 16, "--n_prompts", 12]
+OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 12".split()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def hold(run_dir: Path, *more) -> dict:
     """`eval.py tournament`, in this process; what it wrote to tournament.json."""
     argv = ["tournament", "--run_dir", run_dir, *OPTIONS, *more]
     assert eval_program.main([str(a) for a in argv]) == 0
-    return json.loads((run_dir / "tournament.json").read_text())
+    return read_json(run_dir / "tournament.json")
 
 
 def players(report: dict) -> set[str]:

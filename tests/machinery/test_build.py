@@ -8,13 +8,12 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import SMALL, losses
+from conftest import losses, train_here
 from faults import start
 from plans import small_preset, small_world
 from torch._dynamo.exc import BackendCompilerFailed
 
 import optim
-import train
 from machinery import build, checkpoint, plan, ranks
 from model import GPT
 
@@ -27,9 +26,7 @@ def no_compiler(*args, **kwargs):
 def test_no_compiler_means_eager(where, trained_run, small_data, tmp_path, monkeypatch, capsys):
     found = no_compiler if where == "at once" else lambda model, **how: no_compiler
     monkeypatch.setattr(torch, "compile", found)
-    small = [word for word in SMALL if word != "--no_compile"]
-    options = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
-    assert train.main(["tiny", *small, *options]) == 0
+    assert train_here(small_data, tmp_path / "run", "--compile") == 0
     assert "no C++ compiler found" in capsys.readouterr().out
     assert losses(tmp_path / "run") == losses(trained_run)
 

@@ -1,6 +1,5 @@
 """machinery/code.py: a run knows the code that made it, with git and without."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -10,11 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, SMALL, environment
+from conftest import ROOT, commit_all, environment, git, read_json, starts, train_here
+from test_checkpoint import rehash
 
-import eval
-import train
-from machinery import code
+from machinery import code, disk
 from machinery.formats import Code
 
 PROBE = """import json, sys
@@ -24,11 +22,6 @@ code.GIT_S = float(sys.argv[1])
 found, edits = code.of_process()
 print(json.dumps([vars(found), edits]))
 """
-
-
-def git(folder: Path, *words) -> str:
-    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.check_output(["git", "-C", folder, *own, *words], text=True)
 
 
 @pytest.fixture
@@ -42,9 +35,7 @@ def project(tmp_path) -> Path:
         shutil.copy(path, target)
     (folder / "extra.py").write_text("def act(x):\n    return x\n")
     (folder / "probe.py").write_text(PROBE)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "all")
+    commit_all(folder)
     return folder
 
 
@@ -55,17 +46,13 @@ def probe(folder: Path, git_s: float = 60, **env) -> tuple[Code, str]:
     return Code(**facts), edits
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def test_what_was_edited_can_be_had_again(project):
     """From the commit and the diff; a file that git does not know, too. Whatever git's settings."""
     head = git(project, "rev-parse", "HEAD").strip()
     found, edits = probe(project)
     assert (found.commit, found.changed, edits) == (head, False, "")
     assert {"extra.py", "probe.py", "config.py", "machinery/code.py"} <= found.files.keys()
-    assert all(found.files[name] == sha256(project / name) for name in found.files)
+    assert all(found.files[name] == disk.sha256_of(project / name) for name in found.files)
     assert "model.py" not in found.files  # not loaded, so it decided nothing
 
     for name, value in (("color.diff", "always"), ("diff.noprefix", "true")):
@@ -76,13 +63,13 @@ def test_what_was_edited_can_be_had_again(project):
     (project / "README").write_text("computes nothing")
     (project / "tokenizer.py").write_text("computes nothing here")
     now, edits = probe(project)
-    wanted = {name: sha256(project / name) for name in ("extra.py", "fresh.py")}
+    wanted = {name: disk.sha256_of(project / name) for name in ("extra.py", "fresh.py")}
     assert now.commit == head and now.changed and wanted.items() <= now.files.items()
     assert "README" not in edits and "tokenizer.py" not in edits and str(project) not in edits
     (project / "fresh.py").unlink()
     git(project, "checkout", "extra.py")
     subprocess.run(["git", "apply"], cwd=project, input=edits.encode(), check=True)
-    assert wanted == {name: sha256(project / name) for name in wanted}
+    assert wanted == {name: disk.sha256_of(project / name) for name in wanted}
 
 
 def test_without_git_the_hashes_are_known(project):
@@ -104,10 +91,8 @@ def test_without_git_the_hashes_are_known(project):
     git(project.parent, "commit", "-q", "--allow-empty", "-m", "another project")
     inside = probe(project)
     shutil.rmtree(project.parent / ".git")
-    git(project, "init", "-q")
     (project / "extra.py").write_text("x = 2\n")
-    git(project, "add", "-A")
-    git(project, "commit", "-qm", "all")
+    commit_all(project)
     (project / "extra.py").write_text("x = 1\n")
     real = shutil.which("git")
     (tools / "git").write_text(
@@ -118,7 +103,7 @@ def test_without_git_the_hashes_are_known(project):
     assert found.commit == git(project, "rev-parse", "HEAD").strip() and found.changed
     for found, edits in (no_git, hangs, no_repository, no_commit, inside, no_diff):
         assert (found.commit, found.changed, edits) == (None, False, "")
-        assert found.files["extra.py"] == sha256(project / "extra.py")
+        assert found.files["extra.py"] == disk.sha256_of(project / "extra.py")
 
 
 def test_an_environment_in_the_folder_is_no_code_of_ours(project, monkeypatch):
@@ -193,51 +178,28 @@ def test_a_run_that_goes_on_under_other_code_says_so_once(
     """And goes on; its checkpoints have the new code from then on."""
     trained, _ = code.of_process()
     other = Code(commit=None, files=trained.files | {"model.py": "0" * 64})
-    words = ["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(tmp_path / "new")]
+    new = tmp_path / "new"
     first = own_run / "checkpoints" / "step_00000004"
     monkeypatch.setattr(code, "of_process", lambda: (other, "edits"))
-    assert train.main([*words, "--resume", str(first)]) == 0
+    assert train_here(small_data, new, "--resume", first) == 0
     said = capsys.readouterr().out
     assert len(re.findall("warning: .*model.py.* differ.* from the code", said)) == 1
-    last = tmp_path / "new" / "checkpoints" / "step_00000012"
-    again = [*words[:-1], str(tmp_path / "again"), "--resume", str(last)]
-    assert train.main(again) == 0
+    last = new / "checkpoints" / "step_00000012"
+    assert train_here(small_data, tmp_path / "again", "--resume", last) == 0
     assert "from the code" not in capsys.readouterr().out
-    records = [json.loads(line) for line in (tmp_path / "new" / "metrics.jsonl").open()]
-    config = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert records[0]["start"]["code"] == config["code"] == dict(changed=False, files=other.files)
-    assert (tmp_path / "new" / "code.diff").read_text() == "edits"
+    (start,) = starts(new)
+    config = read_json(new / "config.json")
+    assert start["code"] == config["code"] == dict(changed=False, files=other.files)
+    assert (new / "code.diff").read_text() == "edits"
 
 
 def test_what_a_stranger_calls_code_is_not_believed(own_run, small_data, tmp_path, capsys):
     """A checkpoint of an older version has none."""
-    words = ["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(tmp_path / "new")]
     checkpoint = own_run / "checkpoints" / "step_00000004"
-    trainer = json.loads((checkpoint / "trainer.json").read_text())
-    manifest = json.loads((checkpoint / "MANIFEST.json").read_text())
+    trainer = read_json(checkpoint / "trainer.json")
     for odd in (None, "x", {"files": {"\x1b[2J": "0" * 64}}, {"files": {}, "commit": "; rm -rf /"}):
         trainer["identity"]["code"] = odd
-        (checkpoint / "trainer.json").write_text(json.dumps(trainer))
-        manifest["files"]["trainer.json"] = sha256(checkpoint / "trainer.json")
-        (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest))
-        assert train.main([*words, "--resume", str(checkpoint)]) == 0
+        rehash(checkpoint, **{"trainer.json": json.dumps(trainer).encode()})
+        assert train_here(small_data, tmp_path / "new", "--resume", checkpoint) == 0
         assert "from the code" not in capsys.readouterr().out
         shutil.rmtree(tmp_path / "new")
-
-
-@pytest.mark.slow
-def test_two_runs_whose_activation_differs_are_told_apart(project, small_data, tmp_path, capsys):
-    """ReLU squared and GELU, with the same options and the same seed."""
-    relu2 = "ReluSquared.apply(self.up(x))"
-    text = (project / "model.py").read_text()
-    assert text.count(relu2) == 1
-    words = [*SMALL, "--data_dir", small_data, "--eval_every", "4", "--run_dir"]
-    for name, activation in (("a", relu2), ("b", "F.gelu(self.up(x))")):
-        (project / "model.py").write_text(text.replace(relu2, activation))
-        command = [sys.executable, "train.py", "tiny", *map(str, words), str(tmp_path / name)]
-        subprocess.run(command, cwd=project, env=environment(), check=True, capture_output=True)
-    assert eval.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    said = capsys.readouterr().out
-    assert f"model.py differs ({tmp_path}/b/code.diff)" in said and "no difference: " not in said
-    assert "+        " in (tmp_path / "b" / "code.diff").read_text()
-    assert not (tmp_path / "a" / "code.diff").exists()

@@ -7,7 +7,6 @@ again: with those whole, it resumes.
 """
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import ROOT, SMALL
+from conftest import ROOT, SMALL, write_lines
 from damages import DAMAGES
 from test_checkpoint import TENSORS
 
@@ -32,36 +31,36 @@ from hf import parity
 from machinery import cli
 from preparation import worker
 
-CPU = ["--device", "cpu", "--dtype", "fp32"]
-TRAIN = ["tiny", *SMALL, "--n_layer", "1", "--steps", "3", "--keep", "3", "--save_every", "1"]
-PREPARE = "--vocab_size 300 --row_len 33 --val_fraction 0.2 --workers 1".split()
 STEP = "run/checkpoints/step_00000002"
 CODES = {0, 2, 3, 4, 7}
+WORDS = dict(
+    cpu="--device cpu --dtype fp32",
+    small=" ".join([*SMALL, "--n_layer 1 --steps 3 --keep 3 --save_every 1"]),
+    rows="--vocab_size 300 --row_len 33 --val_fraction 0.2 --workers 1",
+    step=STEP,
+)
 
-# program -> what to call, and with which words; {} is the folder that holds data, run and export
+# program -> what to call, and with which words; {here}: the folder that holds data, run and export
 PROGRAMS = {
-    "resume": (train.main, [*TRAIN, "--data_dir", "{}/data", "--run_dir", "{}/run"]),
+    "resume": (train.main, "tiny {small} --data_dir {here}/data --run_dir {here}/run"),
     "init_from": (
         train.main,
-        [*TRAIN, "--data_dir", "{}/data", "--run_dir", "{}/new", "--init_from", f"{{}}/{STEP}"],
+        "tiny {small} --data_dir {here}/data --run_dir {here}/new --init_from {here}/{step}",
     ),
-    "loss": (evaluate.main, ["loss", "{}/run", *CPU, "--data_dir", "{}/data", "--rows", "2"]),
-    "sample": (evaluate.main, ["sample", "{}/run", *CPU, "--max_new_tokens", "2", "--prompt", "a"]),
-    "choice": (evaluate.main, ["choice", "{}/run", *CPU, "--task", "{}/task.jsonl"]),
-    "report": (evaluate.main, ["report", "{}/run"]),
-    "look": (evaluate.main, ["look", "{}/run", *CPU, "--prompt", "a"]),
-    "compare": (evaluate.main, ["compare", "{}/run", "{}/other"]),
-    "export": (export.main, ["{}/run", "--out", "{}/exported"]),
+    "loss": (evaluate.main, "loss {here}/run {cpu} --data_dir {here}/data --rows 2"),
+    "sample": (evaluate.main, "sample {here}/run {cpu} --max_new_tokens 2 --prompt a"),
+    "choice": (evaluate.main, "choice {here}/run {cpu} --task {here}/task.jsonl"),
+    "report": (evaluate.main, "report {here}/run"),
+    "look": (evaluate.main, "look {here}/run {cpu} --prompt a"),
+    "compare": (evaluate.main, "compare {here}/run {here}/other"),
+    "export": (export.main, "{here}/run --out {here}/exported"),
     "prepare": (
         prepare_data.main,
-        ["tiny", *PREPARE, "--source", "files:{whole}/written", "--data_dir", "{}/data"],
+        "tiny {rows} --source files:{whole}/written --data_dir {here}/data",
     ),
-    "verify": (prepare_data.main, ["verify", "tiny", "--data_dir", "{}/data"]),
-    "export's loss": (evaluate.main, ["loss", "{}/export", *CPU, "--data_dir", "{}/data"]),
-    "export's sample": (
-        evaluate.main,
-        ["sample", "{}/export", *CPU, "--max_new_tokens", "2", "--prompt", "a"],
-    ),
+    "verify": (prepare_data.main, "verify tiny --data_dir {here}/data"),
+    "export's loss": (evaluate.main, "loss {here}/export {cpu} --data_dir {here}/data"),
+    "export's sample": (evaluate.main, "sample {here}/export {cpu} --max_new_tokens 2 --prompt a"),
 }
 OF_A_RUN = ["resume", "loss", "sample", "report", "compare", "export"]
 OF_WEIGHTS = ["resume", "init_from", "loss", "sample", "choice", "look", "report", "export"]
@@ -84,7 +83,6 @@ FILES |= {
 }
 
 
-WHERE = {}  # "whole": the folder that the fixture makes
 CELLS = [(file, program) for file, programs in FILES.items() for program in programs]
 APPENDED = {".jsonl", ".lock"}  # a program writes into these: a link would change the original
 
@@ -102,19 +100,17 @@ def whole():
     texts.mkdir()
     for i in range(60):
         (texts / f"{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * 4)
-    WHERE["whole"] = str(folder)
+    WORDS["whole"] = folder
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     assert ends("prepare", folder)[0] == 0
     assert ends("resume", folder) == (0, "")
     run_dir = folder / "run"
-    (run_dir / "samples.jsonl").write_text(
-        json.dumps(dict(step=1, tokens=512, prompt="a", text="b")) + "\n"
-    )
+    write_lines(run_dir / "samples.jsonl", [dict(step=1, tokens=512, prompt="a", text="b")])
     shutil.copytree(run_dir, folder / "other")
     assert ends("export", folder)[0] == 0
     (folder / "exported").rename(folder / "export")
     question = dict(query="a", choices=["b", "c"], gold=1)
-    (folder / "task.jsonl").write_text(2 * (json.dumps(question) + "\n"))
+    write_lines(folder / "task.jsonl", [question] * 2)
     shutil.rmtree(run_dir / "checkpoints/step_00000003")
     assert (folder / STEP).exists()
     yield folder
@@ -141,7 +137,7 @@ def copy(whole: Path, folder: Path, file: str) -> Path:
 
 def ends(program: str, folder: Path) -> tuple[int, str]:
     """The program's exit code, and what it says if that is not 0. A bug raises."""
-    main, words = PROGRAMS[program]
+    main, line = PROGRAMS[program]
     out = io.StringIO()
     error_text = ""
     # the pool is a thread; transformers does not compare, and may be missing
@@ -152,8 +148,7 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     pool = mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
     with redirect_stdout(out), redirect_stderr(out), no_check, no_version, pool:
         try:
-            words = [word.replace("{}", str(folder)).format(**WHERE) for word in words]
-            code = main(words) or 0
+            code = main(line.format(here=folder, **WORDS).split()) or 0
         except Exception as error:
             code = cli.exit_code(error)
             if code == 1:
@@ -173,9 +168,14 @@ def find(folder: Path, name: str) -> Path:
     return next((folder / root).glob(patterns[last])) if last in patterns else folder / name
 
 
-def check(file: str, program: str, damages, whole: Path) -> None:
+EVERY = pytest.param(lambda file, program: DAMAGES, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("damages", [three_of, EVERY], ids=["three", "all"])
+@pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
+def test_a_damaged_file_is_survived_or_named(file, program, damages, whole):
     wrong = {}
-    for damage in damages:
+    for damage in damages(file, program):
         folder = Path(tempfile.mkdtemp(prefix="cell"))
         try:
             path = copy(whole, folder, file)
@@ -193,17 +193,6 @@ def check(file: str, program: str, damages, whole: Path) -> None:
             shutil.rmtree(folder)
     wrong = [f"{damage}: {what}" for damage, what in wrong.items() if what]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
-def test_a_damaged_file_is_survived_or_named(file, program, whole):
-    check(file, program, three_of(file, program), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
-def test_every_damage_is_survived_or_named(file, program, whole):
-    check(file, program, DAMAGES, whole)
 
 
 def problem(file: str, program: str, code: int, said: str) -> str:

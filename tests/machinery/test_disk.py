@@ -10,11 +10,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_code
 
 from config import UsageError
 from machinery import cli, disk
-from machinery.errors import DataError, StorageError
+from machinery.errors import DataError
 
 NAMES = ["/etc/passwd", "..", "a/../../x", "", ".", "x\0y", "\ud800", None, b"x"]
 
@@ -99,8 +99,7 @@ def test_a_folder_has_one_owner_until_that_ends(tmp_path):
         disk.lock(folder, "--run_dir")
     lock.close()
     take = f"from machinery import disk; x = disk.lock({str(folder)!r}, '--run_dir'); print(1)"
-    done = subprocess.run([sys.executable, "-c", take], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "1\n"
+    assert run_code(take) == "1\n"
     disk.lock(folder, "--run_dir").close()
 
 
@@ -212,17 +211,3 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         disk.append(path, "and three\n")
     assert path.read_text() == "one\ntwo\n"
-
-
-def test_room_is_checked_on_the_disk_of_a_folder_that_is_not_there_yet(tmp_path):
-    with pytest.raises(StorageError):
-        disk.check_room(tmp_path / "a", 1e18, "choose another")
-    disk.check_room(tmp_path / "a", 1, "choose another")
-
-
-def test_a_second_name_of_a_file_elsewhere_is_not_written_to(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    os.link(tmp_path / "mine", tmp_path / "eval.jsonl")
-    with pytest.raises(OSError, match="eval.jsonl"):
-        disk.append(tmp_path / "eval.jsonl", "theirs")
-    assert (tmp_path / "mine").read_text() == "mine"

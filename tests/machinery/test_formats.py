@@ -150,20 +150,21 @@ def test_what_is_written_is_read(kind):
             checked(kind, replaced(example(kind), ("model", "later"), 1), "a.json")
 
 
+SHORT = r"\A.{0,300}\Z"
+
+
 def test_a_name_that_is_none_does_not_fill_the_screen():
     kind = dict[str, formats.Whole]
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=SHORT):
         checked(kind, {"x" * 10_000: "y" * 10_000}, "a.json")
-    assert len(str(error.value)) < 300
 
 
 def test_a_value_at_any_depth_is_one_sentence():
     """json.loads may have come close to the limit of recursion."""
     for depth in range(800, 1000):
         content = b'{"step": %s}' % (b"[" * depth + b"]" * depth)
-        with pytest.raises(DataError) as error:
+        with pytest.raises(DataError, match=SHORT):
             formats.parse(content, formats.METRICS, "a.json")
-        assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\u202e", "\ud800"])

@@ -1,6 +1,5 @@
 """machinery/log.py: what a run did is in metrics.jsonl, whatever wandb does."""
 
-import json
 import socket
 import sys
 import threading
@@ -8,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import losses, metrics
+from conftest import losses, metrics, read_lines, write_lines
 from faults import start
 
 from machinery import log
@@ -33,9 +32,8 @@ def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
     text = start(small_data, tmp_path / "run", *options, env=env).end(0)
     assert text.count("wandb is off") == 1
     assert losses(tmp_path / "run") == losses(trained_run)
-    assert [r["step"] for r in metrics(tmp_path / "run")] == [
-        r["step"] for r in metrics(trained_run)
-    ]
+    one, two = ([r["step"] for r in metrics(run)] for run in (trained_run, tmp_path / "run"))
+    assert one == two
 
 
 def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
@@ -49,6 +47,13 @@ def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
     start(small_data, tmp_path / "run", "--wandb", "--eval_every", 4, env=env).end(0)
     seen = (tmp_path / "run" / "seen").read_text().split()
     assert seen == [str(r["step"]) for r in metrics(trained_run)] + ["end"]
+
+
+def begin(folder, step: int = 1, validates: bool = False, **how) -> log.Log:
+    """The log of a run that begins after `step`."""
+    run_log = log.Log(folder, is_first=True, **how)
+    run_log.begin(step, validates=validates, start=START)
+    return run_log
 
 
 def hangs(*args, **options):
@@ -81,7 +86,7 @@ def test_wandb_which_keeps_the_command_sees_no_secret(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr(sys, "argv", ["train.py", "--mirror", "s3://KEY:hunter2@bucket/runs"])
     (tmp_path / "config.json").write_text("{}")
-    log.Log(tmp_path, is_first=True, wandb=True).begin(0, validates=False, start=START)
+    begin(tmp_path, wandb=True)
     assert seen == ["train.py", "--mirror", "s3://bucket/runs"]
 
 
@@ -94,48 +99,44 @@ def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkey
         monkeypatch.setenv("WANDB_MODE", "online")
         monkeypatch.setattr(log, "WANDB_S", 2.0)
         (tmp_path / "config.json").write_text("{}")
-        run_log = log.Log(tmp_path, is_first=True, wandb=True)
         began = time.monotonic()
-        run_log.begin(0, validates=False, start=START)
+        run_log = begin(tmp_path, wandb=True)
         for step in (1, 2):
             run_log.write(Stamp(step=step, loss=1.0))
         assert time.monotonic() - began < 30
     assert "wandb is off" in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line.get("step") for line in lines] == [None, 1, 2]
 
 
 def test_the_figures_of_a_long_run_are_kept(tmp_path):
     """152,000 steps, as `biatron-345m` has, fill more than 64 MB."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
-    log.Log(tmp_path, is_first=True).begin(1, validates=False, start=START)
+    begin(tmp_path)
     assert losses(tmp_path) == {1: 2.0}
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path):
     """Of a stranger's run, or of another program."""
     good = {"step": 1, "loss": 2.0}
-    lines = "".join(json.dumps(line) + "\n" for line in [good, {"step": "3"}, 7])
-    (tmp_path / "metrics.jsonl").write_text(lines)
     sample = good | {"text": "https://h/x?y#z"}
-    samples = "".join(json.dumps(line) + "\n" for line in [sample, {"step": None}])
-    (tmp_path / "samples.jsonl").write_text(samples)
-    log.Log(tmp_path, is_first=True).begin(5, validates=False, start=START)
+    write_lines(tmp_path / "metrics.jsonl", [good, {"step": "3"}, 7])
+    write_lines(tmp_path / "samples.jsonl", [sample, {"step": None}])
+    begin(tmp_path, 5)
     assert losses(tmp_path) == {1: 2.0}
-    kept = (tmp_path / "samples.jsonl").read_text()
-    assert [json.loads(line) for line in kept.splitlines()] == [sample]  # its text as it was
+    assert read_lines(tmp_path / "samples.jsonl") == [sample]  # its text as it was
 
 
 @pytest.mark.parametrize("validates", [True, False])
 def test_a_validation_that_comes_again_is_recorded_once(validates, tmp_path):
     lines = [{"step": 4, "val_bpb": 3.0}, {"step": 5, "loss": 2.0}, {"step": 5, "val_bpb": 1.0}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log.Log(tmp_path, is_first=True).begin(5, validates=validates, start=START)
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    begin(tmp_path, 5, validates)
     kept = [line for line in metrics(tmp_path) if "start" not in line]
     assert kept == (lines[:2] if validates else lines)
 
 
 def test_what_cannot_be_read_today_is_kept(tmp_path):
     (tmp_path / "metrics.jsonl" / "inner").mkdir(parents=True)
-    log.Log(tmp_path, is_first=True).begin(1, validates=False, start=START)
+    begin(tmp_path)
     assert (tmp_path / "metrics_unread.jsonl" / "inner").exists()

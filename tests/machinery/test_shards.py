@@ -1,13 +1,12 @@
 """shards.py: a manifest, whoever wrote it, is refused by the field that is wrong, and leads to no
 file outside its folder. What rows and loaders do is in test_data.py."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from conftest import flip, losses
-from data_helpers import make_folder, manifest_of, write_manifest
+from conftest import flip, losses, read_json
+from data_helpers import manifest_of, write_manifest
 from faults import start
 
 from data import order_of
@@ -15,12 +14,7 @@ from machinery.errors import DataError
 from machinery.shards import Manifest
 
 
-@pytest.fixture
-def manifest(tmp_path):
-    return make_folder(tmp_path / "d", {"train": {"a": 50, "b": 30}, "val": {"a": 3, "b": 2}})
-
-
-def edit(folder: Path, place: tuple, value) -> None:
+def edit(folder: Path, place: tuple, value):
     """Another value, and the fingerprint that fits it."""
     at = tree = manifest_of(folder)
     for key in place[:-1]:
@@ -84,7 +78,7 @@ def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, o
     assert f"{file} is damaged: row {row} " in text
     assert world > 1 or "Traceback" not in text  # the other rank loses its partner
     assert all(step <= position // 8 for step in losses(tmp_path / "run"))
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    status = read_json(tmp_path / "run" / "status.json")
     assert status["state"] == "failed" and (world > 1 or status["exit_code"] == 3)
 
 

@@ -1,19 +1,16 @@
 """stage.py: a copy of data that is verified, made once, and whole or not there; out of a folder or
 a real S3 server, where it was published."""
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import flip, losses
-from data_helpers import make_folder
+from conftest import flip, look
 from faults import start
 from plans import small_world
 from store_helpers import quick, s3, server  # noqa: F401
 from test_shards import FIRST, edit
 
-import eval as evaluate
 from config import UsageError
 from instruments.run import forecast
 from machinery import cli, disk
@@ -22,11 +19,6 @@ from machinery.shards import Manifest
 from stores import stage
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-@pytest.fixture
-def manifest(tmp_path):
-    return make_folder(tmp_path / "d", {"train": {"a": 50, "b": 30}, "val": {"a": 3, "b": 2}})
 
 
 @pytest.fixture(params=["folder", "s3", "file", "published"])
@@ -124,23 +116,9 @@ def test_an_object_larger_than_it_should_be_is_not_taken_in(s3, manifest, tmp_pa
     assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file() and p.stat().st_size > 1e6]
 
 
-def test_training_from_the_store(trained_run, small_data, tmp_path, s3):  # noqa: F811
-    """On two ranks, and with the copy lost while the run is stopped: the same losses."""
-    stage.publish(Manifest.load(small_data), s3.url)
-    options = ["--save_every", 4, "--stage", tmp_path / "cache"]
-    spoil = [("signal_at", 6, 15)]
-    start(s3.url, tmp_path / "far" / "run", *options, spoil=spoil, env=s3.env()).end(143)
-    shutil.rmtree(tmp_path / "cache")
-    start(s3.url, tmp_path / "far" / "run", *options, env=s3.env()).end(0)
-    assert losses(trained_run) == losses(tmp_path / "far" / "run")
-    two = start(s3.url, tmp_path / "two" / "run", *options, world=2, env=s3.env())
-    two.end(0)
-    assert losses(tmp_path / "two" / "run") == pytest.approx(losses(trained_run))
-
-
 @pytest.mark.parametrize("options", [[], ["--stage", "near"]])
 def test_a_folder_that_was_published_is_read_as_a_url_is(
-    options, own_run, small_data, tmp_path, monkeypatch
+    options, own_run, small_data, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     stage.publish(Manifest.load(small_data), "far")
@@ -149,8 +127,7 @@ def test_a_folder_that_was_published_is_read_as_a_url_is(
     assert not (tmp_path / "data").exists()  # a plan copies nothing
     copied = Path(stage.once_per_node("far", preset.run.stage, small_world()))
     assert copied.parts[:-1] == (("near",) if options else ("data", "cache"))
-    loss = ["loss", str(own_run), "--device", "cpu", "--rows", "2"]
-    assert evaluate.main([*loss, "--data_dir", "far"]) == 0
+    look(capsys, "loss", own_run, "--device", "cpu", "--rows", 2, "--data_dir", "far")
 
 
 def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa: F811

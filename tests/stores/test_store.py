@@ -3,6 +3,7 @@ a folder and on a real S3 server that fails in every way."""
 
 import hashlib
 import os
+import re
 
 import pytest
 from store_helpers import error, quick, s3, server, url  # noqa: F401
@@ -101,9 +102,8 @@ REFUSED = (
 @pytest.mark.parametrize("url", REFUSED)
 def test_a_url_of_another_protocol_is_refused(url):  # noqa: F811
     """A chain may run, format and send what its parts name."""
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=re.escape(url)):
         Store(url)
-    assert url.rstrip("*") in str(caught.value)
 
 
 def flips(method, path, body, answer):
@@ -127,9 +127,8 @@ def test_a_store_that_fails(how, s3, tmp_path):  # noqa: F811
     far.write("x", content)
     s3.spoil = FAILING[how]
     before = len(s3.requests)
-    with pytest.raises((StorageError, DataError)) as caught:
+    with pytest.raises((StorageError, DataError), match=rf"\A{s3.url}/x .*\Z"):
         far.fetch("x", tmp_path / "copy", sha(content))
-    assert f"{s3.url}/x" in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "copy").exists() and len(s3.requests) > before
     s3.spoil = None
     far.fetch("x", tmp_path / "copy", sha(content))
@@ -166,6 +165,5 @@ def test_the_text_of_an_error_has_no_secret(monkeypatch):
         raise RuntimeError("someone:hunter2 and ;token=hunter3 and hunter2/")
 
     monkeypatch.setattr(far.fs, "ls", fail)
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError, match=r"\A(?!.*hunter).*RuntimeError"):
         far.names()
-    assert "hunter" not in str(caught.value) and "RuntimeError" in str(caught.value)
