@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, environment, read_json, read_lines, run, until, write_lines
+from conftest import ROOT, command, environment, read_json, read_lines, until, write_lines
 from test_tournament import hold
 
 from config import UsageError
@@ -279,12 +279,18 @@ def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
 OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 6".split()
 
 
+def elsewhere(run_dir: Path, server) -> subprocess.Popen:
+    """A tournament in a process of its own."""
+    words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
+    how = dict(cwd=ROOT, env=environment(OPENAI_API_KEY=KEY), text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command("eval.py", words), **how, **pipes)
+
+
 def test_ctrl_c_does_not_wait_for_the_judge(own_run):
     over = threading.Event()
     with judging(hanging(over)) as server:
-        words = ["tournament", own_run, *OPTIONS, "--judge", server.url]
-        how = dict(cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        process = subprocess.Popen(command("eval.py", words), text=True, **how)
+        process = elsewhere(own_run, server)
         until(lambda: len(server.asked) == served.AT_ONCE)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
@@ -303,17 +309,15 @@ def test_a_kill_costs_what_was_on_its_way(own_run):
         return by_length(*texts)
 
     with judging(decide) as server:
-        words = ["tournament", own_run, *OPTIONS, "--judge", server.url]
-        env = environment(OPENAI_API_KEY=KEY)
-        how = dict(cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        process = subprocess.Popen(command("eval.py", words), **how)
+        process = elsewhere(own_run, server)
         file = own_run / "verdicts.jsonl"
         until(lambda: file.exists() and file.read_bytes().count(b"\n") == 30)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         on.set()
-        done = run("eval.py", *words, OPENAI_API_KEY=KEY)
-        assert done.returncode == 0, done.stderr
+        again = elsewhere(own_run, server)
+        said = "".join(again.communicate(timeout=120))
+        assert again.returncode == 0 and KEY not in said, said
         times = Counter(server.asked)
         assert times.total() - len(times) <= served.AT_ONCE, "more were asked twice"
         assert server.keys == {f"Bearer {KEY}"}
@@ -327,7 +331,6 @@ def test_a_kill_costs_what_was_on_its_way(own_run):
     assert any("loop" in doubt for doubt in report["doubts"])
     texts = [path.read_bytes() for path in own_run.rglob("*") if path.is_file()]
     assert not any(KEY.encode() in text for text in texts)
-    assert KEY not in done.stdout + done.stderr
 
 
 def test_a_password_in_the_address_is_in_no_file(own_run, capsys):
