@@ -1,6 +1,7 @@
 """machinery/cli.py: a command line becomes a preset; how a program ends; what a URL hides."""
 
 import errno
+import os
 import re
 import subprocess
 import sys
