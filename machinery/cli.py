@@ -88,13 +88,6 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     if foreign:
         known = "; ".join(f"for --{name} it is {cfg.FOREIGN[name]}" for name in foreign)
         raise UsageError(f"there is no --{', --'.join(foreign)}; here {known}")
-    for word in argv:
-        for form, remark in PASTED.items():
-            if re.fullmatch(form, word):
-                raise UsageError(f"{word} {remark}")
-    pairs = [word.partition("=") for word in argv]
-    # as a shell does with the value of `--data_dir ~/texts`
-    argv = [name + equals + os.path.expanduser(value) for name, equals, value in pairs]
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -172,7 +165,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     if hasattr(sys.stdout, "reconfigure"):  # not if it was closed: then it is None
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
-        code = main(sys.argv[1:]) or 0
+        code = main(as_meant(sys.argv[1:])) or 0
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
@@ -201,6 +194,19 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         print(end="", flush=True)
         os._exit(code)
     sys.exit(code)
+
+
+def as_meant(argv: list[str]) -> list[str]:
+    """argv with the home directory for `~` in `--data_dir=~/texts`, as a shell has it without the
+    `=`; UsageError for what is PASTED."""
+    meant = []
+    for word in argv:
+        for form, remark in PASTED.items():
+            if re.fullmatch(form, word):
+                raise UsageError(f"{word} {remark}")
+        name, equals, value = word.partition("=")
+        meant.append(name + equals + os.path.expanduser(value))
+    return meant
 
 
 def exit_code(error: BaseException) -> int:

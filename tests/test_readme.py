@@ -1,6 +1,7 @@
 """README.md and docs/: each command is one that its program takes, each figure follows."""
 
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -70,20 +71,24 @@ def test_the_commands_of_the_readme_work_in_a_clean_clone(tmp_path):
     env = environment(HOME=str(tmp_path / "home"))
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     shutil.copytree(clone / "machinery", clone / "my_texts")
+    turns = [dict(role="user", content="Oi"), dict(role="assistant", content="Olá!")]
+    chats = [json.dumps(dict(messages=turns * n)) for n in range(1, 40)]
+    (clone / "my_chats.jsonl").write_text("\n".join(chats))
     rows = "--source files:my_texts --vocab_size 512 --row_len 65 --workers 1".split()
     smaller = {"prepare_data.py": rows, "train.py": SMALL}
     here = [c for c in commands(PAGES[:1], inline=False) if not re.search("d12|serve", c[1])]
     for program, words in sorted(here, key=lambda command: "look" in command[1]):
         words = words.replace("--steps 3000", "--steps 16").replace("00000200", "00000004")
+        words = words.replace("--epochs 3", "")  # smaller has --steps
         first, options = cli.first_word(shlex.split(words))
         argv = [sys.executable, program, first, *smaller.get(program, []), *options]
-        done = subprocess.run(argv, cwd=clone, env=env, capture_output=True)
+        done = subprocess.run(argv, cwd=clone, env=env, input=b"Oi", capture_output=True)
         assert done.returncode == 0 and done.stdout, (argv, done.stderr.decode())
     pages = {str(path.relative_to(clone / "runs")) for path in clone.glob("runs/*/*.html")}
-    runs = "tiny longer pt base no_offset base2".split()
+    runs = "tiny longer pt pt-chat base no_offset base2".split()
     assert pages == {"tiny/look.html", *(f"{name}/report.html" for name in runs)}
     left = subprocess.run(["git", "status", "--porcelain"], cwd=clone, env=env, capture_output=True)
-    assert left.stdout == b"?? my_texts/\n"
+    assert left.stdout == b"?? my_chats.jsonl\n?? my_texts/\n"
 
 
 def test_links_lead_to_files():

@@ -233,7 +233,7 @@ def test_all_programs_take_any_depth(monkeypatch):
 @pytest.mark.parametrize("word", ["d0", "d100", "D12", "d٣"])
 def test_other_words_get_the_nearest_name(word):
     assert find_preset(word) is None
-    with pytest.raises(UsageError, match=f"there is no preset {word!r};.*all depths up to"):
+    with pytest.raises(UsageError, match=f"there is no preset {word!r}.*all depths up to"):
         cli.parse("train.py", "train", [word])
     with pytest.raises(UsageError, match="did you mean tiny"):
         cli.parse("train.py", "train", ["tyni"])
