@@ -304,7 +304,7 @@ def _text_records(
     path: Path, kind: str, start: int, end: int, read: Callable, notes: Notes
 ) -> Iterator[dict]:
     """The records of a file of lines, of a JSON array, or of a table. What is none is left out; but
-    DataError if it is the first, or most of what a file begins with: then it is no such file."""
+    DataError if it is most of what a file begins with: then it is no such file."""
     with open_file(path) as file:
         if kind in (".csv", ".tsv"):
             records = _table_records(file, path, read)
@@ -312,21 +312,18 @@ def _text_records(
             records = _array_records(file, path, read)
         else:
             records = _line_records(file, path, start, end, read)
-        good = 0
-        bad = 0
-        for record in records:
+        first = [*itertools.islice(records, FIRST)]
+        bad = [record for record in first if not isinstance(record, dict)]
+        if start == 0 and len(bad) > len(first) / 2:
+            _, place, value = bad[0]
+            raise DataError(f"{path}, {place}: no record, but {chat.beginning(value)}; {RECORD}")
+        for record in itertools.chain(first, records):
             if isinstance(record, dict):
-                good += 1
                 yield record
                 continue
-            bad += 1
             reason, place, value = record
-            if start == 0 and good < bad and good + bad <= FIRST:
-                raise DataError(
-                    f"{path}, {place}: no record, but {chat.beginning(value)}; {RECORD}"
-                )
+            notes.bad += 1
             notes.leave_out(reason, value, f"{path}, {place}: ")
-        notes.bad += bad
 
 
 def load_json(text: str) -> object:
