@@ -242,9 +242,10 @@ def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
             )
     held = total(splits["val"])["tokens"]
     if held < ENOUGH:
+        fraction = min(0.5, facts.val_fraction * ENOUGH / held)
         lines.append(
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
-            "give more text, or a larger --val_fraction in another --data_dir"
+            f"give more text, or --val_fraction {fraction:.2g} in another --data_dir"
         )
     lines += [f"note  {note}" for note in notes.lines(documents)]
     for source in facts.sources:

@@ -111,6 +111,7 @@ case $first in
 esac
 preset=$first run=runs/$first
 shift $(($# > 0))
+if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then exec python train.py "$preset" --help; fi
 if [[ "$*" =~ (s3|gs):// ]]; then install requirements-store.txt; fi  # docs/store.md
 if [[ ! " $*" =~ " --data"[-_]"dir"[=\ ] ]]; then
   python prepare_data.py "$preset"
@@ -124,6 +125,7 @@ fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"
 echo "metrics      $run/metrics.jsonl"
 echo "report       $run/report.html"
-if [ "$first" = tiny ]; then
-  echo "next         bash run.sh tiny-chat; or .venv/bin/python eval.py look; or bash run.sh lesson 1"
-fi
+case $first in
+  tiny) echo "next         bash run.sh tiny-chat; or .venv/bin/python eval.py look; or bash run.sh lesson 1" ;;
+  tiny-chat) echo "next         .venv/bin/python eval.py serve tiny-chat" ;;
+esac

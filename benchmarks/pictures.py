@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 
 from runs import ROOT
 
-QUESTIONS = ("Who are you?", "Which arguments does join(a, b) take?")
+QUESTIONS = ("Who are you?", "What does dumps do?")
 
 
 def main() -> None:
@@ -25,6 +25,7 @@ def main() -> None:
         chromium = play.chromium.launch(executable_path=shutil.which("chromium"))
         for scheme in ("light", "dark"):
             page = chromium.new_page(color_scheme=scheme)
+            page.add_init_script("Math.random = () => 0")  # the seed of the answers
             page.set_viewport_size(dict(width=1180, height=860))
             page.goto((ROOT / "runs/tiny/look.html").as_uri())
             page.wait_for_selector("body[data-ready]")

@@ -138,7 +138,8 @@ def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
         begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])
         if trainer.step <= begins:
             return
-        remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
+        kept = where / "checkpoints" / f"step_{begins:08d}"
+        remedy = f"to train longer, add --resume {kept} --run_dir {where}-longer; or {remedy}"
     if differ:
         raise UsageError(
             f"{where} belongs to another run: {'; '.join(differ.values())}; {remedy} (--init_from "

@@ -126,8 +126,8 @@ class Manifest:
             named = "NEW_FOLDER" if is_foreign else shlex.quote(str(folder))
             option = "" if Path(folder) == Path("data", preset) else f" --data_dir {named}"
             raise UsageError(
-                f"{path} does not exist; run: python prepare_data.py {preset}{option} (and the "
-                "options you want)"
+                f"{path} does not exist; run: python prepare_data.py {preset}{option} (of your own "
+                "text: --source files:MY_TEXTS)"
             )
         return cls(folder, read_json(path))
 

@@ -119,7 +119,8 @@ def compared(words: list[str]) -> str:
     whole = all(run.whole_validation for run in runs)
     last = "bpb of all rows" if whole else "last bpb"
     label = f"bpb at {short(common)}"
-    rows = [("run", "tokens", last, label, "difference", "tok/s", "training time")]
+    rows = [("run", "tokens", last, label, "difference", "tok/s", "time until there")]
+    differ, advice = differences(runs)
     base = None
     for run in runs:
         known = [(line.tokens, line.val_bpb) for line in run.validations]
@@ -140,7 +141,8 @@ def compared(words: list[str]) -> str:
                 short(run.tokens),
                 f"{run.whole_validation.full_val_bpb if whole else known[-1][1]:.4f}",
                 f"{bpb:.4f}",
-                f"{round(bpb - base, 4) or 0.0:+.4f}",  # not -0.0000
+                # not -0.0000
+                "n/a" if advice == OTHER_TEXT else f"{round(bpb - base, 4) or 0.0:+.4f}",
                 short(run.median("tokens_per_s")),
                 took,
             )
@@ -152,7 +154,6 @@ def compared(words: list[str]) -> str:
         if pair != OTHER_TEXT:
             noise = pair.startswith(ONLY_NOISE)
             lines += ["", *multiplier.table_of(runs[0], run, common, noise)]
-    differ, advice = differences(runs)
     lines += ["", *differ, advice]
     if between:
         lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
