@@ -85,10 +85,10 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         prompt = prompt.rstrip(" ") or prompt
-        print(printable(f"--- {prompt!r}"))
         start = time.perf_counter()
         texts, count = continuations(loaded.model, tokenizer, [prompt] * config.n, tuned, config)
         seconds = time.perf_counter() - start
+        print(printable(f"--- {prompt!r}"))
         print(
             *map(printable, (prompt + "\n" * tuned + text for text in texts)),
             sep="\n\n",
