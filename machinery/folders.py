@@ -139,7 +139,8 @@ def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
         if trainer.step <= begins:
             return
         kept = where / "checkpoints" / f"step_{begins:08d}"
-        remedy = f"to train longer, add --resume {kept} --run_dir {where}-longer; or {remedy}"
+        found = kept if kept.exists() else f"a checkpoint up to step {begins}"
+        remedy = f"add --resume {found} and another --run_dir, or {remedy}"
     if differ:
         raise UsageError(
             f"{where} belongs to another run: {'; '.join(differ.values())}; {remedy} (--init_from "

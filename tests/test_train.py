@@ -288,7 +288,7 @@ def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
     assert checkpoints(short) == [4, 9, 12]  # 65% of 12 steps decay
     with pytest.raises(UsageError, match="steps .*12 .*24 "):
         here(small_data, short, *options, "--steps", 24)
-    with pytest.raises(UsageError, match="step 4 "):
+    with pytest.raises(UsageError, match="step[_ ]0*4 "):
         last = short / "checkpoints" / "step_00000012"
         here(small_data, longer, *options, "--steps", 24, "--resume", last)
 
