@@ -288,7 +288,8 @@ def draw(rows: list[dict], law: Law) -> str:
     right.set(xscale="log", ylim=(1, 2.4), title="for C FLOPs (star: the law's best)")
     right.set_xlabel("weights N, at D = C / 6N tokens")
     for axes in (left, right):
-        axes.yaxis.set_major_formatter("{x:g}"), axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid()
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, handlelength=1)
     return picture.svg(fig, "loss against FLOPs, and against size at equal FLOPs")

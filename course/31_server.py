@@ -254,7 +254,8 @@ right.axhline(5000 * 0.04, color="silver"), right.text(2.1, 180, "5,000 x 40 ms"
 for (place, mode), style in zip({key[:2]: 0 for key in ms}, ("r:", "g:", "r-", "g-")):
     seconds = [5 * ms[place, mode, n] for n in (1, 2, 3)]
     label = f"{place} {mode.lower()}"
-    right.plot([1, 2, 3], seconds, style, label=label, marker="o"), right.legend(ncol=2)
+    right.plot([1, 2, 3], seconds, style, label=label, marker="o")
+    right.legend(ncol=2)
 right.set(xlabel="workers (source)", ylabel="s per 5,000 updates", xticks=[1, 2, 3], ylim=(0, 420))
 lesson.save(fig, "31_server")
 

@@ -41,7 +41,7 @@ def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) ->
     """The prompts that were given; or those of the preset that a run is named after, if the data
     are the preset's or gone (None); or how held-out documents begin."""
     preset = find_preset(run)
-    usual = (preset or Preset).prompts
+    usual = preset.prompts if preset else Preset.prompts
     if given or manifest is None:
         return given or usual
     if preset and preset.data.source == tuple(source.spec for source in manifest.facts.sources):
@@ -89,11 +89,8 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         texts, count = continuations(loaded.model, tokenizer, [prompt] * config.n, tuned, config)
         seconds = time.perf_counter() - start
         print(printable(f"--- {prompt!r}"))
-        print(
-            *map(printable, (prompt + "\n" * tuned + text for text in texts)),
-            sep="\n\n",
-            end="\n\n",
-        )
+        for text in texts:
+            print(printable(prompt + "\n" * tuned + text), end="\n\n")
         say(
             f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included",
             file=sys.stderr,
