@@ -21,10 +21,13 @@ then
 fi
 if [ "$first" = lesson ]; then
   number=${2:-}
-  lesson=$(compgen -G "course/${number}_*.py" || compgen -G "course/0${number}_*.py") || lesson=
+  lesson=
+  for padded in "$number" "0$number" "room/$number"; do
+    lesson+=$(compgen -G "course/${padded}_*.py" || true)
+  done
   if ! [[ $number =~ ^[0-9]+$ && $lesson ]]; then
     echo "error: which lesson? There is none called '$number'; bash run.sh lesson 7. There are" \
-      course/[0-9]*.py >&2
+      course/[0-9]*.py course/room/[0-9]*.py >&2
     exit 2
   fi
 fi

@@ -5,7 +5,7 @@
 Packs documents of lengths like the web's (log-normal, median 600 tokens, sigma 1.0), and the Python
 standard library, tokenized (by data/tiny's tokenizer if there is one). `split` counts rows made of
 one document that is longer than a row, which cannot be avoided; `cuts` counts the avoidable ones.
-Lesson 7 of the course compares best fit with the policies of others.
+Lesson 11 of the course compares best fit with the policies of others.
 """
 
 import argparse

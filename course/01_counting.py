@@ -29,7 +29,7 @@ lesson.begin(1, "counting")
 #
 # From the rest of the library, 64 pieces of 1,024 bytes are **held out**: nothing is learned from
 # them. They are the exam, and a student who has seen the exam proves nothing. They come from many
-# files, since a single place could be an easy one by luck. Lessons 1 to 4 and your own trainer
+# files, since a single place could be an easy one by luck. Lessons 1 to 5 and your own trainer
 # (`yours.py`) keep this one exam: for each held-out byte, guess it from the bytes before it.
 #
 # Run the file, whole or cell by cell, and read on. A line of its output that begins with `holds:`
@@ -191,7 +191,7 @@ lesson.holds(
 # %% [markdown]
 # A count knows nothing of "almost the same": what followed `self.nam` tells it nothing about
 # `self.val`. So the longer the contexts, the more of them are new. In the next lesson this table is
-# not counted but *learned*; from lesson 3 on, contexts that are alike share what is learned.
+# not counted but *learned*; from lesson 4 on, contexts that are alike share what is learned.
 
 # %%
 fig = lesson.figure(8, 3.4)
@@ -206,7 +206,7 @@ right.plot(range(1, 7), unknown, "o-", color="crimson", label="held-out text")
 right.set(xlabel="bytes of context", ylabel="bits per byte", ylim=(0, None), title="counting")
 right.legend()
 lesson.save(fig, "01_counting")
-if falls:  # lesson 4 shows the losses of all four lessons
+if falls:  # lesson 5 shows the losses of all four lessons
     (lesson.OUT / "01_losses.json").write_text(json.dumps(losses))
 
 # %% [markdown]
@@ -218,4 +218,4 @@ if falls:  # lesson 4 shows the losses of all four lessons
 # ## Exercise
 # `exercises/ex01.py`: where a context was never seen, fall back on the shorter one. Then long
 # contexts are worth having: the loss that this reaches on the exam is the line that a model has to
-# get under, and the models of lessons 2 to 4 do not. `python course/check.py 1`
+# get under, and the models of lessons 2 to 5 do not. `python course/check.py 1`

@@ -7,7 +7,7 @@
 # smaller?
 #
 # Source: D. P. Kingma, J. Ba, Adam: a method for stochastic optimization (2014). Core file:
-# `optim.py`. Before: lesson 1. Next: lesson 3. Takes 2 seconds on two cores.
+# `optim.py`. Before: lesson 1. Next: lesson 4. Takes 2 seconds on two cores.
 
 # %%
 import json
@@ -87,7 +87,7 @@ for pair in ("in", "qu", "zx"):
 # The slopes of all weights together are the **gradient**: a matrix as large as W. To get it by
 # nudging, we would compute the loss 65,537 times. Torch gets it in about the time of two: it notes
 # each operation on the way to the loss, and then goes backwards through them with the chain rule
-# (lesson 12 builds such a machine). `requires_grad_` asks for it, `backward` computes it, `grad`
+# (lesson 3 builds such a machine). `requires_grad_` asks for it, `backward` computes it, `grad`
 # holds it.
 
 # %%
@@ -238,7 +238,7 @@ left.set(xlabel="steps of Adam", ylabel="bits per byte", ylim=(2.5, 8.2), title=
 right.plot(raw[common], softmax(learned)[common], ".", color="crimson", markersize=3)
 right.set(xlabel="counted", ylabel="learned", title="probabilities of frequent pairs")
 lesson.save(fig, "02_gradient")
-if near:  # lesson 4 shows the losses of all four lessons
+if near:  # lesson 5 shows the losses of all four lessons
     (lesson.OUT / "02_losses.json").write_text(json.dumps({"one matrix, learned": own_held}))
 
 # %% [markdown]

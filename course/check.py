@@ -1,4 +1,4 @@
-"""Check an exercise: `python course/check.py 7`; `--all` shows which are solved.
+"""Check an exercise: `python course/check.py 11`; `--all` shows which are solved.
 
 course/exercises/exNN.py holds the function to write and the oracle that judges it; the reference
 is in course/solutions (look when you are done). An answer is judged in a process of its own: an

@@ -1,4 +1,4 @@
-"""Ten ways to spoil a training run, for lesson 23 and its exercise: what the runs leave behind.
+"""Ten ways to spoil a training run, for lesson 27 and its exercise: what the runs leave behind.
 
 `train([("healthy", 0), ("no_rope", 1)])` trains a model per pair, all at the same time (every
 weight has a first dimension R, the run), and returns what was logged. The seed decides the text,

@@ -30,12 +30,17 @@ sys.path.insert(0, str(COURSE.parent))
 from instruments.pages import picture  # noqa: E402
 
 
+def pages() -> list[Path]:
+    """The lessons, by number: those of the path, then those of the room."""
+    return sorted(COURSE.glob("[0-9]*.py")) + sorted(COURSE.glob("room/[0-9]*.py"))
+
+
 def begin(number: int, name: str) -> None:
     """Print the lesson's title now, and its time at the end of the program, beside the one that its
     first page promises for a machine with nothing else to do."""
     OUT.mkdir(exist_ok=True)
     print(f"lesson {number}: {name}")
-    page = next(COURSE.glob(f"{number:02d}_*.py")).read_text()
+    page = pages()[number - 1].read_text()
     said = " ".join(re.findall(r"Takes (\d+ seconds)", page))
 
     def end() -> None:
@@ -148,7 +153,7 @@ def draw(source, length: int, n: int, gen):
 
 
 def exam() -> tuple[np.ndarray, np.ndarray]:
-    """-> the training text of lessons 1 to 4 and of yours.py, and what they are examined on: int64.
+    """-> the training text of lessons 1 to 5 and of yours.py, and what they are examined on: int64.
 
     The first 1,000,000 bytes of the library, and 64 pieces of 1,024 bytes from all over the rest of
     it, end to end, with one byte before them: so the number is not that of one lucky place. (The

@@ -1,6 +1,6 @@
 """The whole training run in one file, without a single seat belt.
 
-Read it after lesson 5: it is the bridge from the GPT and the loop that you wrote to this project.
+Read it after lesson 7: it is the bridge from the GPT and the loop that you wrote to this project.
 **Afterwards** you can name every part of a training run, and the file that guards it.
 
 It trains the preset tiny with the data, model, optimizer and row order of train.py, on one device,
@@ -11,9 +11,9 @@ a copy of them here would be wrong one day. Everything else stands below. Pull t
 lost; feed it NaN and the weights are gone; a flipped byte on the disk is trained on.
 
 New words: a **token** is what bytes were here until now, one of 4,096 common pieces of text
-(lesson 6 makes them); BOS is the token that begins each document; a **row** is 513 tokens, packed
-from documents (lesson 7), a **shard** a file of rows. A comment that begins with the name of a file
-says which file turns the bare line beside it into a promise.
+(lesson 9 makes them); BOS is the token that begins each document; a **row** is 513 tokens, packed
+from documents (lesson 11), a **shard** a file of rows. A comment that begins with the name of a
+file says which file turns the bare line beside it into a promise.
 
 Shapes: B rows per step (tiny: 4), T positions (512), V vocabulary (4,096).
 """

@@ -16,6 +16,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import lesson
+
 COURSE = Path(__file__).resolve().parent
 PAGES = COURSE / "out" / "html"
 
@@ -28,7 +30,7 @@ def execute(path: Path):
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the kernel warns about frozen modules
     notebook = jupytext.read(path)
     processor = ExecutePreprocessor(timeout=300, kernel_name="python3")
-    processor.preprocess(notebook, {"metadata": {"path": str(COURSE)}})
+    processor.preprocess(notebook, {"metadata": {"path": str(path.parent)}})
     return notebook
 
 
@@ -83,7 +85,7 @@ def main(argv: list[str]) -> int:
     figures = re.findall(r"\(figures/(\S+)\.svg\)", readme.read_text(encoding="utf-8"))
     numbers = {int(word) for word in argv}
     failed = False
-    lessons = sorted(COURSE.glob("[0-9][0-9]_*.py"))
+    lessons = lesson.pages()
     names = [None, *(path.stem for path in lessons), None]
     PAGES.mkdir(parents=True, exist_ok=True)
     for number, path in enumerate(lessons, 1):
@@ -96,7 +98,7 @@ def main(argv: list[str]) -> int:
             failed = True
             continue
         notebook.cells.append(new_markdown_cell(exercise(number)))
-        write(path.stem, notebook, COURSE, before=names[number - 1], after=names[number + 1])
+        write(path.stem, notebook, path.parent, before=names[number - 1], after=names[number + 1])
         if path.stem in figures:
             shutil.copy(COURSE / "out" / f"{path.stem}.svg", COURSE / "figures")
     for path in [*sorted((COURSE / "labs").glob("lab*.md")), readme]:

@@ -1,4 +1,4 @@
-"""Are the claims and the numbers of a lesson luck? `python course/seeds.py 7 [8 ...]`
+"""Are the claims and the numbers of a lesson luck? `python course/seeds.py 11 [8 ...]`
 
 Each lesson runs with three other seeds everywhere (10, 20, 30 more), its claims reporting instead
 of stopping; this prints those that did not hold, and how the lesson's numbers in golden.json came
@@ -27,6 +27,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import lesson
 from lesson import COURSE
 
 from machinery.log import cpu_name
@@ -102,8 +103,7 @@ def record(run: str, more: int, output: str) -> None:
 
 
 def main() -> int:
-    lessons = sorted(COURSE.glob("[0-9][0-9]_*.py"))
-    known = {f"{int(path.stem[:2])}": [path.name] for path in lessons}
+    known = {f"{int(path.stem[:2])}": [f"{path.relative_to(COURSE)}"] for path in lesson.pages()}
     for name in ("yours", "train"):
         known[name] = [run for run in golden() if f"{name}.py " in run]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="into golden.json")
     args = parser.parse_args()
     some_failed = False
-    for run in (run for lesson in args.lessons for run in known[lesson]):
+    for run in (run for word in args.lessons for run in known[word]):
         for more in (0, *MORE) if args.record else MORE:
             said, output = tried(run, more)
             print(f"{run}, seeds + {more}: {'; '.join(said) or 'all held'}", flush=True)

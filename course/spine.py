@@ -52,20 +52,20 @@ class Spec:
 PARTS = {  # by the number of the lesson
     1: Spec("counting", ("bits_per_byte",), ""),
     2: Spec("gradient", ("factored_gradient",), "torch's gradient"),
-    3: Spec(
+    4: Spec(
         "attention",
         ("scaled_dot_product_attention",),
         "the average of the past",
         ("multihead_self_attention",),
     ),
-    4: Spec("GPT", ("initial", "gpt", "generate"), "one look back, no MLP"),
-    5: Spec("the loop", ("train",), ""),
-    6: Spec("tokenizer", ("merge_order", "encode"), "bytes"),
-    7: Spec("packing", ("pack_lengths",), "one long text, cut"),
-    8: Spec("order", ("order",), "rows at random"),
-    15: Spec("positions", ("rotate",), "no positions", ("stretch",)),
-    20: Spec("Muon", ("polar", "muon"), "Adam"),
-    21: Spec("rates", ("rate",), "a constant rate", ("best_rate",)),
+    5: Spec("GPT", ("initial", "gpt", "generate"), "one look back, no MLP"),
+    7: Spec("the loop", ("train",), ""),
+    9: Spec("tokenizer", ("merge_order", "encode"), "bytes"),
+    11: Spec("packing", ("pack_lengths",), "one long text, cut"),
+    17: Spec("order", ("order",), "rows at random"),
+    8: Spec("positions", ("rotate",), "no positions", ("stretch",)),
+    12: Spec("Muon", ("polar", "muon"), "Adam"),
+    25: Spec("rates", ("rate",), "a constant rate", ("best_rate",)),
     32: Spec("evaluation", ("bits_of_text",), "", ("is_chance", "constant_answer")),
 }
 BOARD = mmap.mmap(-1, 64)  # which part runs: to be read when the process is dead
@@ -175,7 +175,7 @@ class Loss(torch.autograd.Function):
 
 
 class Turn(torch.autograd.Function):
-    """A rotation by exercise 15; its gradient is the same rotation backwards."""
+    """A rotation by exercise 8; its gradient is the same rotation backwards."""
 
     @staticmethod
     def forward(ctx, x, positions, speeds, part):
@@ -199,7 +199,7 @@ class Text:
         self.have = have
         self.counting = parts["bits_per_byte"](training, held[1:], ORDER, ALPHA)
         self.vocabulary = [bytes([byte]) for byte in range(256)]
-        if 6 in have:
+        if 9 in have:
             words = Counter(WORD.findall(training[:MERGES_FROM]))
             merges = parts["merge_order"](dict(words), MERGES)
             self.ranks = {pair: i for i, pair in enumerate(merges)}
@@ -211,12 +211,12 @@ class Text:
         self.bos = len(self.vocabulary)
         self.ids = {token: i for i, token in enumerate(self.vocabulary)}
         self.sizes = np.array([*map(len, self.vocabulary), 0])  # in bytes; of BOS 0
-        self.rows = self._packed(training) if 7 in have else self._cut(training)
+        self.rows = self._packed(training) if 11 in have else self._cut(training)
         self.exam = self._exam(held)
         self.asked = len(held) - 1
 
     def encode(self, data: bytes) -> np.ndarray:
-        if 6 not in self.have:
+        if 9 not in self.have:
             return np.frombuffer(data, np.uint8).astype(np.int64)
         out = []
         for word in WORD.findall(data):
@@ -254,7 +254,7 @@ class Text:
 
     def _exam(self, held: bytes) -> list[np.ndarray]:
         """The exam in pieces. The token before each is shown and not asked, and BOS before it."""
-        shown = [self.bos] if 7 in self.have else []
+        shown = [self.bos] if 11 in self.have else []
         stream = np.r_[held[0], self.encode(held[1:])]
         new = T - len(shown)
         self.tokens = len(stream) - 1
@@ -282,13 +282,13 @@ class Run:
         self.matrices = [w for name, w in self.weights.items() if "." in name]
         self.averages = [torch.zeros_like(w) for w in self.matrices]
         groups = [{"params": [self.weights["embed"], self.weights["head"]], "lr": TABLE_LR}]
-        if 20 not in have:
+        if 12 not in have:
             groups.append({"params": self.matrices, "lr": ADAM_LR})
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99))
         self.peaks = [group["lr"] for group in groups]
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, heads, width / heads)
-        if 15 not in self.have:
+        if 8 not in self.have:
             return x
         positions = np.tile(np.arange(x.size(1)), (len(x), 1))
         return Turn.apply(x, positions, self.speeds, self.parts["rotate"])
@@ -310,7 +310,7 @@ class Run:
     def batch(self, step: int) -> torch.Tensor:
         rows = self.text.rows
         places = range(step * ROWS, (step + 1) * ROWS)
-        if 8 in self.have:
+        if 17 in self.have:
             order = self.parts["order"]
             numbers = [order(p, [len(rows)], [1], self.seed, hashed)[1] for p in places]
         else:
@@ -319,11 +319,11 @@ class Run:
         return rows[numbers]
 
     def update(self, step: int) -> None:
-        factor = self.parts["rate"](step, self.steps, WARMUP) if 21 in self.have else 1.0
+        factor = self.parts["rate"](step, self.steps, WARMUP) if 25 in self.have else 1.0
         for group, peak in zip(self.adam.param_groups, self.peaks):
             group["lr"] = peak * factor
         self.adam.step()
-        if 20 in self.have:
+        if 12 in self.have:
             muon = self.parts["muon"]
             with torch.no_grad():
                 for W, average in zip(self.matrices, self.averages):
@@ -344,7 +344,7 @@ class Run:
         so bytes and tokens compare."""
         nats = []
         sizes = []
-        shown = 2 if 7 in self.have else 1
+        shown = 2 if 11 in self.have else 1
         for length in sorted({len(piece) for piece in self.text.exam}):
             pieces = np.stack([piece for piece in self.text.exam if len(piece) == length])
             for some in torch.from_numpy(pieces).split(64):
@@ -363,7 +363,7 @@ class Run:
         def model(tokens: list[int]) -> np.ndarray:
             return self.scores(torch.tensor([tokens]))[0].double().numpy()
 
-        prompt = [self.text.bos] * (7 in self.have) + self.text.encode(b"\n\ndef ").tolist()
+        prompt = [self.text.bos] * (11 in self.have) + self.text.encode(b"\n\ndef ").tolist()
         rng = random.Random(self.seed)
         new = self.parts["generate"](model, prompt, 160, T, 0.8, 0.95, rng)
         written = b"".join(self.text.vocabulary[i] for i in new if i < self.text.bos)

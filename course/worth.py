@@ -7,16 +7,16 @@ import lesson
 # first (1 to 5, 21, 15), then 6 with 32, 7, 8 and 20. Seed 0; another seed differs by up to 0.05.
 WORTH = {
     2: "it drives every weight of your trainer, and changes its number by rounding alone",
-    3: "in your trainer, 3.61 bits per byte become 3.50",
-    4: "in your trainer, 3.50 bits per byte become 3.26",
-    5: "every step of your trainer is yours, and its number changes by rounding alone",
-    21: "in your trainer, 3.26 bits per byte become 3.12",
-    15: "in your trainer, 3.12 bits per byte become 2.55",
-    6: "in your trainer, 2.55 bits per byte become 2.39",
+    4: "in your trainer, 3.61 bits per byte become 3.50",
+    5: "in your trainer, 3.50 bits per byte become 3.26",
+    7: "every step of your trainer is yours, and its number changes by rounding alone",
+    25: "in your trainer, 3.26 bits per byte become 3.12",
+    8: "in your trainer, 3.12 bits per byte become 2.55",
+    9: "in your trainer, 2.55 bits per byte become 2.39",
     32: "it says what your trainer is worth, in bytes or tokens",
-    7: "in your trainer each row begins with BOS, no place is padding and 25 tokens are lost",
-    8: "in your trainer, 2.39 bits per byte become 2.35, and no row is passed over",
-    20: "in your trainer, 2.35 bits per byte become 2.31: under the line of counting",
+    11: "in your trainer each row begins with BOS, no place is padding and 25 tokens are lost",
+    17: "in your trainer, 2.39 bits per byte become 2.35, and no row is passed over",
+    12: "in your trainer, 2.35 bits per byte become 2.31: under the line of counting",
 }
 
 
@@ -26,6 +26,6 @@ def worth(number: int) -> str | None:
         training, held = (bytes(text.tolist()) for text in lesson.exam())
         answer = judging.load(lesson.COURSE / "exercises/ex01.py")
         bits = answer.bits_per_byte(training, held[1:], 6, 64.0)
-        return f"on the exam of lessons 1 to 4: {bits:.3f} bits per byte, the line to get under"
+        return f"on the exam of lessons 1 to 5: {bits:.3f} bits per byte, the line to get under"
     line = WORTH.get(number)
     return line and f"{line} (python course/yours.py)"

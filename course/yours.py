@@ -190,7 +190,7 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     lines = [(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)]
     table = [row | dict(name=PARTS[row["number"]].name, whose=whose(row)) for row in rows]
     for row in table:
-        row["lesson"] = next(lesson.COURSE.glob(f"{row['number']:02d}_*.py")).name
+        row["lesson"] = lesson.pages()[row["number"] - 1].relative_to(lesson.COURSE)
     shown = dict(points=points, lines=lines, count_y=y(out["counting"]))
     env = Environment(loader=FileSystemLoader(lesson.COURSE), autoescape=True)
     html = env.get_template("yours.html").render(rows=table, out=out, past=past, **shown)

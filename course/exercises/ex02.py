@@ -12,7 +12,7 @@ slope of the loss for each number of W.
     factored_gradient(E, U, x, y) -> loss, dE, dU
 
 Here the table is the product E @ U of a (V, D) and a (D, V) matrix: row x[i] of E is the vector of
-the byte before (lesson 3's embedding), and its product with U is the row of scores for place i.
+the byte before (lesson 4's embedding), and its product with U is the row of scores for place i.
 V can be large, so do not build the whole table (V, V), nor anything else of V x V numbers; there
 are few places.
 

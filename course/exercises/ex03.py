@@ -1,208 +1,213 @@
-"""Exercise 3: attention with any mask, and with several heads.
+"""Exercise 3: write backward.
 
-    scaled_dot_product_attention(Q, K, V, mask=None) -> a tensor (..., T, E)
+    x = Node(3.0)
+    y = Node(x.data * x.data, (x, x), (lambda g: g * x.data, lambda g: g * x.data))
+    backward(y)
+    x.grad -> 6.0
 
-Q is (..., T, D): a query of D numbers for each of T positions. K is (..., S, D) and V (..., S, E):
-keys and values of S others; S may differ from T, and E from D. The dots stand for any number of
-dimensions, the same for all three; nothing is mixed along them. mask is (T, S) or (..., T, S), True
-where a query may look; None: everywhere. A query that may look nowhere gets zeros. All inputs and
-the result are floats of one dtype. The scores are divided by the root of D, and may be so large
-that e to their power is infinite for the computer.
-
-    multihead_self_attention(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight,
-                             o_proj_weight, in_features) -> a tensor (..., T, d_model)
-
-in_features is (..., T, d_model), each weight (d_model, d_model), to be used as torch.nn.Linear
-does, x @ weight.T. Queries, keys and values are cut into num_heads heads: the first has the first
-d_model / num_heads numbers, and so on. Position t looks at the positions 0 to t. The heads' answers
-are put side by side in the same order, and go through o_proj_weight. No positions are rotated.
-
-Write it with matrix products: no loop over positions or heads, and none of torch's ready-made
-attentions. backward must work through it, without NaN. The names and arguments are those of the
-first assignment of Stanford's CS336, so its tests run on your answer.
+A node has a value, the nodes it was made from, and for each of those a rule: a function that turns
+the gradient of the node into the gradient of that parent. backward(root), root being one number:
+1. adds d root / d leaf to the grad of every leaf (a node without parents) below root: what is in it
+   already stays, so a second call doubles it;
+2. leaves d root / d node of this call, and of no earlier one, in the grad of every other node;
+3. undoes broadcasting. In an operation numpy repeats a parent of shape (3,) or (4, 1) or () until
+   it fits, and the rule returns a gradient of the shape of the *node*, (2, 4, 3), say. The parent's
+   gradient is the sum over the repetitions, and has the parent's shape;
+4. calls every rule once, with a gradient of the node's shape, however many paths lead through it;
+5. works for a graph that is 5,000 operations deep (Python gives up at about 1,000 calls in calls;
+   its limit stays as it is);
+6. gives each node an array of its own: to clip one gradient in place changes no other.
 """
 
-from torch import Tensor
+import numpy as np
 
 
-def scaled_dot_product_attention(
-    Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    raise NotImplementedError("write scaled_dot_product_attention, then: python course/check.py 3")
+class Node:
+    def __init__(self, data, parents=(), rules=()):
+        self.data = np.asarray(data, dtype=float)
+        self.parents = tuple(parents)
+        self.rules = tuple(rules)
+        self.grad = np.zeros_like(self.data)
 
 
-def multihead_self_attention(
-    d_model: int,
-    num_heads: int,
-    q_proj_weight: Tensor,
-    k_proj_weight: Tensor,
-    v_proj_weight: Tensor,
-    o_proj_weight: Tensor,
-    in_features: Tensor,
-) -> Tensor:
-    raise NotImplementedError("write multihead_self_attention too: python course/check.py 3")
+def backward(root: Node) -> None:
+    raise NotImplementedError("write backward, then: python course/check.py 3")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import math
-    from itertools import product
+    import itertools
+    import random
+    import sys
 
-    import torch
-    from torch.overrides import TorchFunctionMode
+    def node(data, *parents_and_rules):
+        """Rules that look at what they are given, and count how often they are used."""
+        made = Node(data, parents_and_rules[::2])
 
-    torch.set_num_threads(1)
-    draw = torch.Generator().manual_seed(6)
-
-    def normal(*shape, dtype=torch.float64, size=1.0) -> Tensor:
-        return size * torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
-
-    def slowly(Q, K, V, mask) -> Tensor:
-        """By the definition, query by query."""
-        out = torch.zeros(*Q.shape[:-1], V.size(-1), dtype=torch.float64)
-        if mask is not None:
-            mask = mask.expand(*Q.shape[:-1], K.size(-2))
-        for place in product(*(range(n) for n in Q.shape[:-1])):
-            keys = K[place[:-1]].tolist()
-            values = V[place[:-1]].double()
-            looked = [s for s in range(len(keys)) if mask is None or mask[(*place, s)]]
-            query = Q[place].tolist()
-            scores = [sum(a * b for a, b in zip(query, keys[s])) for s in looked]
-            scores = [score / math.sqrt(len(query)) for score in scores]
-            powers = [math.exp(score - max(scores)) for score in scores]
-            for s, power in zip(looked, powers):
-                out[place] += power / sum(powers) * values[s]
-        return out
-
-    def close(asked: str, got: Tensor, right: Tensor, dtype) -> None:
-        assert isinstance(got, Tensor), f"{asked}: {type(got)}, not a tensor"
-        assert got.shape == right.shape and got.dtype == dtype, (
-            f"{asked}: {got.dtype} of shape {tuple(got.shape)}, expected {dtype} of "
-            f"{tuple(right.shape)}"
-        )
-        assert not got.isnan().any(), f"{asked}: NaN"
-        off = (got.double() - right).abs()
-        tolerance = precision[dtype] * (1 + right.abs().max())
-        if off.max() > tolerance:
-            place = [int(i) for i in torch.unravel_index(off.argmax(), off.shape)]
-            raise AssertionError(
-                f"{asked}: at {place} it is {float(got[tuple(place)]):.6g}, by the definition "
-                f"{float(right[tuple(place)]):.6g}"
-            )
-
-    class Operations(TorchFunctionMode):
-        """Counts them, and sees which they are, however they were imported."""
-
-        count = 0
-
-        def __torch_function__(self, function, types, args=(), options=None):
-            name = getattr(function, "__name__", "")
-            assert "attention" not in name and "multi_head" not in name, (
-                f"a ready-made attention of torch was called, {name}; write it yourself"
-            )
-            self.count += 1
-            return function(*args, **(options or {}))
-
-    f32 = torch.float32
-    f64 = torch.float64
-    precision = {}
-    for kind in (f64, f32, torch.bfloat16, torch.float16):
-        precision[kind] = {f64: 1e-9, f32: 1e-5}.get(kind, 2e-2)
-    cases = [  # what, shapes of Q, K, V, mask (or a share of True), dtype, size
-        ("4 queries, 4 keys", (4, 3), (4, 3), (4, 3), None, f64, 1),
-        ("2 queries, 5 keys", (2, 3), (5, 3), (5, 3), None, f64, 1),
-        ("values longer than keys", (3, 2), (4, 2), (4, 6), None, f64, 1),
-        ("keys of 1 number", (3, 1), (3, 1), (3, 2), None, f64, 2),
-        ("one query, one key", (1, 4), (1, 4), (1, 4), None, f64, 1),
-        ("three dimensions, no mask", (2, 4, 3), (2, 5, 3), (2, 5, 3), None, f64, 2),
-        ("three dimensions", (2, 4, 3), (2, 5, 3), (2, 5, 3), "(4, 5)", f64, 2),
-        ("four dimensions", (3, 2, 4, 8), (3, 2, 4, 8), (3, 2, 4, 8), "(4, 4)", f64, 2),
-        ("a mask for each", (3, 2, 4, 5), (3, 2, 6, 5), (3, 2, 6, 4), "(3, 2, 4, 6)", f64, 2),
-        (
-            "a mask for each of the first dimension",
-            (3, 2, 4, 2),
-            (3, 2, 4, 2),
-            (3, 2, 4, 2),
-            "(3, 1, 4, 4)",
-            f64,
-            2,
-        ),
-        ("float32", (2, 4, 16), (2, 4, 16), (2, 4, 16), "(4, 4)", f32, 1),
-        ("bfloat16", (2, 4, 16), (2, 4, 16), (2, 4, 16), "(4, 4)", torch.bfloat16, 1),
-        ("float16", (2, 4, 16), (2, 4, 16), (2, 4, 16), "(4, 4)", torch.float16, 1),
-        ("70 keys", (1, 9, 4), (1, 70, 4), (1, 70, 4), "(9, 70)", f64, 1),
-        ("scores beyond 1,000", (4, 4), (6, 4), (6, 4), "(4, 6)", f32, 40),
-        ("scores beyond 1,000 in float64", (4, 4), (6, 4), (6, 4), None, f64, 60),
-        ("masked scores beyond 10,000", (2, 9, 4), (2, 6, 4), (2, 6, 4), "(2, 9, 6)", f64, 200),
-    ]
-    with Operations():
-        for told, *shapes, masked, dtype, size in cases:
-            Q, K = (normal(*shape, dtype=dtype, size=size) for shape in shapes[:2])
-            V = normal(*shapes[2], dtype=dtype)
-            mask = None
-            if masked:
-                mask = torch.rand(eval(masked), generator=draw) < 0.6
-                mask[..., 0, :] = False  # the first query may look nowhere
-                mask[..., 1, :] = False
-                mask[..., 1, 0] = True  # the second at one key only
-            asked = f"{told}: Q {tuple(Q.shape)}, K {tuple(K.shape)}, V {tuple(V.shape)}"
-            asked += f", mask {masked}" * bool(masked)
-            given = [x.clone() for x in (Q, K, V)]
-            try:
-                allowed = None if mask is None else mask.clone()
-                got = answer.scaled_dot_product_attention(*given, allowed)
-            except NotImplementedError:  # a RuntimeError too
-                raise
-            except RuntimeError as error:
-                raise AssertionError(f"{asked}, {dtype}: {error}") from None
-            assert all(map(torch.equal, given, (Q, K, V))), f"{asked}: an input was changed"
-            close(asked, got, slowly(Q, K, V, mask), dtype)
-            assert got.data_ptr() not in [x.data_ptr() for x in given], f"{asked}: shared memory"
-
-        Q, K, V = (normal(3, 4).requires_grad_() for _ in range(3))
-        mask = torch.tensor([[False] * 3, [True, False, False], [True] * 3])
-        answer.scaled_dot_product_attention(Q, K, V, mask).square().sum().backward()
-        for name, x in (("Q", Q), ("K", K), ("V", V)):
-            assert x.grad is not None and not x.grad.isnan().any(), (
-                f"after backward, the gradient of {name} is {x.grad}; the first query may look "
-                "nowhere"
-            )
-        with torch.no_grad():
-            loss = lambda: float(slowly(Q, K, V, mask).square().sum())
-            for name, x in (("Q", Q), ("K", K), ("V", V)):
-                x[2, 1] += 1e-5
-                more = loss()
-                x[2, 1] -= 2e-5
-                slope = (more - loss()) / 2e-5
-                x[2, 1] += 1e-5
-                assert math.isclose(float(x.grad[2, 1]), slope, rel_tol=1e-4, abs_tol=1e-7), (
-                    f"the gradient of {name}[2, 1] is {float(x.grad[2, 1]):.6g}, nudging says "
-                    f"{slope:.6g}"
+        def counting(rule):
+            def counted(g):
+                counted.calls += 1
+                assert counted.calls <= calls, f"{name}: a rule is called {counted.calls} times"
+                assert np.shape(g) == made.data.shape, (
+                    f"{name}: a rule of a node of shape {made.data.shape} is called with a "
+                    f"gradient of shape {np.shape(g)}"
                 )
+                return rule(np.asarray(g))
 
-        shapes = [((5, 6), 1), ((5, 6), 2), ((2, 4, 6), 3), ((2, 3, 4, 8), 4), ((1, 4), 4)]
-        for shape, heads in shapes:
-            width = shape[-1]
-            x = normal(*shape)
-            weights = [normal(width, width) for _ in range(4)]
-            q, k, v = (x @ w.T for w in weights[:3])
-            size = width // heads
-            T = shape[-2]
-            causal = torch.ones(T, T, dtype=torch.bool).tril()
-            parts = [slice(h * size, (h + 1) * size) for h in range(heads)]
-            y = [slowly(q[..., part], k[..., part], v[..., part], causal) for part in parts]
-            right = torch.cat(y, dim=-1) @ weights[3].T
-            asked = f"multihead_self_attention: {heads} heads, in_features {shape}"
-            given = [w.clone() for w in (*weights, x)]
-            got = answer.multihead_self_attention(width, heads, *given)
-            assert all(map(torch.equal, given, (*weights, x))), f"{asked}: an input was changed"
-            close(asked, got, right, f64)
+            counted.calls = 0
+            return counted
 
-        counts = {}
-        for T, heads in ((3, 2), (30, 2), (30, 8)):
-            weights = [normal(16, 16) for _ in range(4)]
-            with Operations() as operations:
-                answer.multihead_self_attention(16, heads, *weights, normal(2, T, 16))
-            counts[f"{T} positions, {heads} heads"] = operations.count
-        assert len({*counts.values()}) == 1, (
-            f"operations of torch: {counts}; they grow, so there is a loop over positions or heads"
+        made.rules = tuple(counting(rule) for rule in parents_and_rules[1::2])
+        return made
+
+    def add(a, b):
+        return node(a.data + b.data, a, lambda g: g, b, lambda g: g)
+
+    def mul(a, b):
+        return node(a.data * b.data, a, lambda g: g * b.data, b, lambda g: g * a.data)
+
+    def scale(a, k):
+        return node(k * a.data, a, lambda g: k * g)
+
+    def total(a):
+        return node(a.data.sum(), a, lambda g: np.broadcast_to(g, a.data.shape))
+
+    def check(what, x, expected):
+        got = np.asarray(x.grad)
+        assert got.shape == np.shape(expected), (
+            f"{name}: the gradient of {what}, shape {x.data.shape}, has shape {got.shape}"
         )
+        assert got.dtype == float, f"{name}: the gradient of {what} is {got.dtype}"
+        assert np.allclose(got, expected), (
+            f"{name}: the gradient of {what} is {np.round(got, 3).tolist()}, "
+            f"not {np.round(expected, 3).tolist()}"
+        )
+
+    name = "15 x"
+    calls = 1
+    x = Node(2.0)
+    limit = sys.getrecursionlimit()
+    answer.backward(scale(scale(x, 3), 5))
+    after = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    assert after == limit, f"Python's limit of calls within calls was changed to {after}"
+    check("x", x, 15)
+    name = "x used twice by one node"
+    x = Node(3.0)
+    answer.backward(node(9.0, x, lambda g: g * 3.0, x, lambda g: g * 3.0))
+    check("x", x, 6)
+    for first in (False, True):
+        name = f"h + 5 h, h = 2 x, h {'first' if first else 'last'}"
+        x = Node(1.0)
+        h = scale(x, 2)
+        f = scale(h, 5)
+        answer.backward(add(h, f) if first else add(f, h))
+        check("x", x, 12), check("h", h, 6), check("5 h", f, 1)
+    name = "40 doublings, one after the other"
+    x = Node(1.0)
+    y = x
+    for _ in range(40):
+        y = add(y, y)
+    answer.backward(y)
+    check("x", x, 2.0**40)
+    name = "a chain of 5,000 operations"
+    x = Node(1.0)
+    y = x
+    for _ in range(5000):
+        y = scale(y, 1.0)
+    try:
+        answer.backward(y)
+    except RecursionError:
+        raise AssertionError(f"{name}: too many calls within calls (RecursionError)") from None
+    check("x", x, 1)
+
+    rng = np.random.default_rng(1)
+    repeated = [((4, 3), (3,)), ((2, 4, 3), (3,)), ((2, 4, 3), ()), ((4, 3), (4, 1)), ((3,), (1,))]
+    repeated += [((2, 4, 3), (4, 1)), ((2, 4, 3), (1, 1, 3)), ((4, 1), (1,)), ((1, 3), (3,))]
+    repeated += [((2, 1, 3), (4, 1)), ((1, 1), (1, 1)), ((0, 3), (3,))]
+    for shape, small in repeated:
+        name = f"shape {small} times shape {shape}, summed"
+        calls = 1
+        a = Node(rng.normal(size=shape))
+        b = Node(rng.normal(size=small))
+        out = total(mul(a, b))
+        wide = np.ones(np.broadcast_shapes(shape, small))
+        gradients = []
+        for mine, other in ((a.data, b.data), (b.data, a.data)):
+            g = wide * other
+            extra = tuple(range(g.ndim - mine.ndim))
+            ones = tuple(i + len(extra) for i, n in enumerate(mine.shape) if n == 1)
+            gradients.append(g.sum(extra + ones, keepdims=True).reshape(mine.shape))
+        answer.backward(out)
+        check("the first", a, gradients[0]), check("the second", b, gradients[1])
+
+    def graph():
+        """((x + bias) * 3) summed: leaves, inner nodes, their gradients after one call."""
+        x = Node(np.arange(12.0).reshape(4, 3))
+        bias = Node(np.ones(3))
+        h = add(x, bias)
+        y = scale(h, 3.0)
+        out = total(y)
+        leaves = {"x": (x, np.full((4, 3), 3.0)), "the bias": (bias, np.full(3, 12.0))}
+        inner = {"h": (h, np.full((4, 3), 3.0)), "y": (y, np.ones((4, 3))), "the root": (out, 1.0)}
+        return out, leaves, inner
+
+    calls = 3
+    out, leaves, inner = graph()
+    for times in (1, 2, 3):
+        name = f"call {times} for the same graph"
+        answer.backward(out)
+        for what, (leaf, expected) in leaves.items():
+            check(what, leaf, times * expected)
+        for what, (y, expected) in inner.items():
+            check(what, y, expected)
+        arrays = {what: y.grad for what, (y, _) in (leaves | inner).items()}
+        arrays |= {f"{what}'s data": y.data for what, (y, _) in (leaves | inner).items()}
+        for a, b in itertools.combinations(arrays, 2):
+            shared = np.shares_memory(arrays[a], arrays[b])
+            assert not shared, f"rule 6: {name}: the gradient of {a} shares memory with {b}"
+    name = "two roots over one h = 2 x: h + 1, then 5 h"
+    x = Node(1.0)
+    h = scale(x, 2)
+    first = add(h, Node(1.0))
+    answer.backward(first)
+    answer.backward(scale(h, 5))
+    check("the first root, after the second call", first, 1)
+    check("x", x, 2 + 10), check("h, after the second call", h, 5)
+    name = "6 x, where x.grad was 100"
+    x = Node(1.0)
+    x.grad = np.array(100.0)
+    answer.backward(scale(scale(x, 2), 3))
+    check("x", x, 106)
+    name = "the root is a leaf"
+    x = Node(1.0)
+    answer.backward(x)
+    check("x", x, 1)
+    answer.backward(x)
+    check("x, called twice", x, 2)
+
+    dice = random.Random(12)
+    for trial in range(20):  # against a sum over all paths, node by node
+        name = f"random graph {trial}"
+        calls = 1
+        nodes = [Node(1.0), Node(1.0)]
+        slopes = []
+        for i in range(2, 14):
+            a = dice.randrange(i)
+            b = dice.randrange(i)
+            k = dice.choice([-2.0, 0.5, 3.0])
+            nodes.append(node(1.0, nodes[a], lambda g, k=k: k * g, nodes[b], lambda g: g))
+            slopes.append((a, k, b))
+        expected = [0.0] * 13 + [1.0]
+        for i in range(13, 1, -1):
+            a, k, b = slopes[i - 2]
+            expected[a] += k * expected[i]
+            expected[b] += expected[i]
+        answer.backward(nodes[13])
+        below = set()
+        queue = [nodes[13]]
+        for y in queue:
+            below.add(y)
+            queue += [parent for parent in y.parents if parent not in below]
+        for i, y in enumerate(nodes):
+            if y in below:
+                check(f"node {i}", y, expected[i])

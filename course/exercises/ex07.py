@@ -1,74 +1,135 @@
-"""Exercise 7: pack documents into full rows and lose nothing.
+"""Exercise 7: the loop, which every training run has.
 
-    pack_lengths([3, 9, 4, 2], row=5) -> [[(2, 0, 4), (1, 0, 1)], [(0, 0, 3), (3, 0, 2)],
-                                          [(1, 1, 5)], [(1, 5, 9)]]
+    train(weights, loss, batch, update, steps, micro) -> the loss of each step, a list of floats
 
-A piece (document, start, stop) is its tokens start .. stop - 1. Every piece but a document's first
-begins with one repeated token (the BOS of the document), so a piece with start > 0 takes
-stop - start + 1 places of its row. All documents are held from the start; when one is cut, its rest
-is held in its place, the repeated token included. Rules:
-1. the pieces of a row take exactly `row` places; what is left at the end, fewer places than a row,
-   is not in the result;
-2. every other token of every document is in exactly one piece, a document's pieces in order;
-3. a document (or the rest of one) is cut only when nothing that is held fits in the space. Take any
-   of those that fit, or cut any. The piece fills the row to its end. A rest that is cut in a space
-   of 1 leaves there its repeated token and nothing else.
+`weights` is a list of tensors that require gradients. batch(step) gives the rows of a step, a
+tensor (rows, ...); loss(rows) the mean of their losses, a tensor of one number; update(step)
+changes the weights, using their `.grad`. For step = 0, 1, ... `steps` - 1:
+1. ask for the rows of this step, once;
+2. no more than `micro` rows fit into memory at a time: go through the rows in passes, in their
+   order, each row in one pass, all passes of `micro` rows but the last, which may be smaller;
+3. when update(step) is called, once for each step and after its last pass, the gradients are those
+   of the mean loss over *all* rows of the step. backward *adds* to `.grad`: so whatever is there
+   from before, from an earlier step or another caller, must not be in it, and a pass must count by
+   its share of the rows;
+4. the loss of a step is the mean over all its rows, as it was before the update: a float of
+   Python's, not a tensor, which would keep its graph;
+5. backward frees what forward has kept: of the passes, one at most is in memory at any time.
+
+    with rows 7, micro 3: passes of 3, 3 and 1 rows, which count 3/7, 3/7 and 1/7
 """
 
+from collections.abc import Callable
 
-def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]]]:
-    raise NotImplementedError("write pack_lengths, then: python course/check.py 7")
+from torch import Tensor
+
+
+def train(
+    weights: list[Tensor],
+    loss: Callable[[Tensor], Tensor],
+    batch: Callable[[int], Tensor],
+    update: Callable[[int], None],
+    steps: int,
+    micro: int,
+) -> list[float]:
+    raise NotImplementedError("write train, then: python course/check.py 7")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import random
+    import math
+    import weakref
 
-    rng = random.Random(3)
-    cases = [
-        ([3, 9, 4, 2], 5),
-        ([1200, 500, 800, 2500], 2049),
-        ([5], 5),
-        ([2, 2, 2], 5),
-        ([50, 1, 1], 7),
-        ([], 5),
-    ]
-    cases += [([rng.randint(1, 40) for _ in range(60)], 16) for _ in range(20)]
-    for lengths, row in cases:
-        given = list(lengths)
-        rows = answer.pack_lengths(given, row)
-        assert given == lengths, f"pack_lengths changes the lengths it was given, {lengths}"
-        need = dict(enumerate(lengths))  # a document -> the places it still needs
-        done = [0] * len(lengths)  # the tokens of each that were placed
-        for pieces in rows:
-            space = row
-            for d, start, stop in pieces:
-                took = stop - start + (start > 0)
-                assert start == done[d], (
-                    f"rule 2: document {d}: token {start} follows {done[d] - 1}"
+    import torch
+
+    draw = torch.Generator().manual_seed(5)
+
+    class Kept:
+        """What forward keeps for backward; gone when nothing refers to it any more."""
+
+        def __init__(self, tensor: Tensor):
+            self.tensor = tensor
+            alive.add(self)
+
+    def shown(x: Tensor) -> list[float]:
+        return [round(float(number), 4) for number in x.flatten()]
+
+    alive: weakref.WeakSet = weakref.WeakSet()
+
+    def judge(rows: int, micro: int, steps: int) -> None:
+        case = f"{rows} rows, micro {micro}, {steps} steps"
+        data = torch.randn(steps + 1, rows, 6, generator=draw, dtype=torch.float64)
+        start = torch.randn(5, generator=draw, dtype=torch.float64)
+        w = start.clone().requires_grad_()
+        scale = torch.ones((), dtype=torch.float64)
+        unused = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # in no loss
+        scale.requires_grad_()
+        w.grad = torch.full_like(w, 100.0)
+        scale.grad = torch.full_like(scale, -7.0)
+        log: list[tuple] = []
+
+        def mean_loss(part: Tensor) -> Tensor:
+            predicted = torch.tanh(scale * part[:, :5] @ w)
+            return ((predicted - part[:, 5]) ** 2).mean()
+
+        def loss(part: Tensor) -> Tensor:
+            waiting = len(alive)
+            assert not waiting, (
+                f"{case}: forward of a pass begins while {waiting} tensors that an earlier one has "
+                "kept are in memory"
+            )
+            log.append(("loss", part.detach().clone()))
+            with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+                return mean_loss(part)
+
+        def batch(step: int) -> Tensor:
+            log.append(("batch", step))
+            return data[step].clone()
+
+        def update(step: int) -> None:
+            whole = torch.autograd.grad(mean_loss(data[step]), [w, scale])
+            for name, found, right in zip(
+                ("weights[0]", "weights[1]"), (w.grad, scale.grad), whole
+            ):
+                assert found is not None, f"{case}, step {step}: {name} has no gradient"
+                assert torch.allclose(found, right, rtol=1e-9, atol=1e-12), (
+                    f"{case}, step {step}: at the update the gradient of {name} is "
+                    f"{shown(found)}, of the mean loss over all rows it is {shown(right)}"
                 )
-                assert stop > start or took == 1, f"an empty piece: {(d, start, stop)}"
-                assert stop <= lengths[d], f"document {d} of {lengths[d]} tokens ends at {stop}"
-                assert took <= space, (
-                    f"rule 1: {(d, start, stop)} takes {took} places, {space} are left in the row; "
-                    f"lengths {lengths}, row {row}"
-                )
-                assert stop == lengths[d] or took == space, (
-                    f"rule 3: document {d} is cut at {stop} though {space - took} places of the "
-                    f"row are left: {pieces}; lengths {lengths}, row {row}"
-                )
-                fits = [n for n in need.values() if n <= space]
-                assert stop == lengths[d] or not fits, (
-                    f"rule 3: document {d} is cut in a space of {space}, where one of {max(fits)} "
-                    f"fits; lengths {lengths}, row {row}"
-                )
-                done[d] = stop
-                space = space - took
-                need[d] = lengths[d] - stop + 1
-                if stop == lengths[d]:
-                    del need[d]
-            filled = f"a row of {row} has {row - space} places filled: {pieces}"
-            assert space == 0, f"rule 1: {filled}; lengths {lengths}"
-        left = sum(need.values())
-        assert left < row, (
-            f"rule 1: {left} places are left over, more than a row of {row}: {lengths}"
+            assert unused.grad is None or not unused.grad.any(), "a gradient came from nowhere"
+            log.append(("update", step, mean_loss(data[step]).item()))
+            with torch.no_grad():
+                w.sub_(0.3 * whole[0])
+                scale.sub_(0.1 * whole[1])
+
+        losses = answer.train([w, scale, unused], loss, batch, update, steps, micro)
+        asked = [entry[1] for entry in log if entry[0] == "batch"]
+        assert asked == [*range(steps)], f"{case}: batch was asked for the steps {asked}"
+        updates = [entry for entry in log if entry[0] == "update"]
+        assert [u[1] for u in updates] == [*range(steps)], (
+            f"{case}: update was called with {[u[1] for u in updates]}"
         )
+        passes = []
+        step = 0
+        for kind, *what in log:
+            if kind == "loss":
+                passes.append(what[0])
+            if kind == "update":
+                sizes = [len(part) for part in passes]
+                right = [min(micro, rows - at) for at in range(0, rows, micro)]
+                assert sizes == right, f"{case}: passes of {sizes} rows instead of {right}"
+                assert torch.equal(torch.cat(passes), data[step]), (
+                    f"{case}, step {step}: the passes' rows are not the step's, in their order"
+                )
+                passes = []
+                step = step + 1
+        assert not passes, f"{case}: {len(passes)} passes after the last update"
+        assert isinstance(losses, list) and len(losses) == steps, f"{case}: returned {losses}"
+        for step, (found, entry) in enumerate(zip(losses, updates)):
+            assert isinstance(found, float), f"{case}: the loss of step {step} is a {type(found)}"
+            assert math.isclose(found, entry[2], rel_tol=1e-9), (
+                f"{case}: the loss of step {step} is {found}, over all its rows and before the "
+                f"update it is {entry[2]}"
+            )
+
+    for case in ((4, 2, 3), (7, 3, 4), (5, 8, 2), (3, 1, 3), (6, 6, 1), (2, 2, 0)):
+        judge(*case)

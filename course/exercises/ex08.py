@@ -1,192 +1,168 @@
-"""Exercise 8: which row comes at position p?
+"""Exercise 8: turn vectors by any positions, and stretch the speeds for a longer text.
 
-    order(p, sizes, weights, seed, hashed) -> (source, row)
+    rotate(x, positions, speeds)        x (B, T, H, D), positions (B, T), speeds (D/2,)
 
-sizes: rows of each source; weights: whole numbers, a source of weight 2 gets twice the positions of
-one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls.
-hashed("any text") -> a whole number from 0 to 2^64 - 1 that looks random, and is the same for the
-same text. It is the only source of chance. Rules:
-1. after any number of positions each source has had its share of them, within one row;
-2. the rows that a source gives are epochs: it gives each row once before it gives one again;
-3. each epoch is shuffled, whatever its size; each seed, source and epoch in an order of its own;
-4. the shuffle of an epoch calls hashed only with texts that begin with SEED/SOURCE/EPOCH/, such as
-   "5/0/2/round 1" in epoch 2 (the third) of source 0 with seed 5. Rule 1 needs no chance. The judge
-   brings hashes of its own. If one gives other numbers for one epoch, that epoch changes, and no
-   other. If one gives 0 for every text, there is no chance: each epoch gives its rows as 0, 1, 2;
-5. memory does not grow with the sizes or with p, and neither does the time.
+turns the pair of channels (i, i + D/2) of each vector by position x speeds[i] radians, from the
+first channel towards the second:
+
+    rotate([[[[1.0, 0.0]]]], [[1]], [0.5]) -> [[[[0.878, 0.479]]]]          (cos 0.5, sin 0.5)
+
+1. The result is a new array of x's shape and dtype (float32 or float64); x stays as it is.
+2. Positions are whole numbers in any order: two texts in a row, a token alone with a cache behind
+   it. At position 1,000,000 the score of a query and a key still depends on their distance only,
+   and the angle is still right, to 1e-8 radians if x is float64. Memory and time depend on the
+   number of positions, not on how large they are.
+   Negative positions turn backwards: rotate(rotate(x, p, s), -p, s) = x. yours.py needs that: the
+   gradient of a rotation is the opposite rotation (spine.py, class Turn).
+
+    stretch(speeds, factor, trained, low=1.0, high=4.0) -> speeds, float64
+
+prepares a model that was trained on `trained` positions for `factor` times as many (Llama 3.1's
+rule). In `trained` positions a pair makes trained x speed / (2 pi) turns:
+3. one of more than `high` turns keeps its speed: it tells neighbours apart;
+4. one of fewer than `low` turns gets its speed divided by `factor`: so even at the end of the
+   longer text it comes to no angle that it has not met in training;
+5. in between, the number that a speed is multiplied by rises evenly with the turns, from 1 / factor
+   at `low` to 1 at `high`.
 """
 
-from collections.abc import Callable
+import numpy as np
 
 
-def order(
-    p: int, sizes: list[int], weights: list[int], seed: int, hashed: Callable[[str], int]
-) -> tuple[int, int]:
-    raise NotImplementedError("write order, then: python course/check.py 8")
+def rotate(x: np.ndarray, positions: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+    raise NotImplementedError("write rotate, then: python course/check.py 8")
+
+
+def stretch(
+    speeds: np.ndarray, factor: float, trained: int, low: float = 1.0, high: float = 4.0
+) -> np.ndarray:
+    raise NotImplementedError("write stretch too, then: python course/check.py 8")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import time
     import tracemalloc
-    from collections import Counter
-    from hashlib import blake2b
-    from itertools import permutations
 
-    def hash_of(changed: str = "?", calls: list | None = None) -> Callable[[str], int]:
-        """A hash; of texts that begin with `changed`, another one."""
+    import torch
 
-        def hashed(text: str) -> int:
-            assert isinstance(text, str), f"hashed was called with {text!r}, which is no text"
-            if calls is not None:
-                calls.append(text)
-            key = b"another" if text.startswith(changed) else b"the judge"
-            return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
+    from model import apply_rope, rope_tables
 
-        return hashed
+    rng = np.random.default_rng(15)
 
-    def shares_and_epochs(sizes: list[int], weights: list[int]) -> None:
-        case = f"sizes {sizes}, weights {weights}"
-        had = [[] for _ in sizes]
-        no_chance = []
-        for p in range(300):
-            source, row = answer.order(p, list(sizes), list(weights), 5, hash_of())
-            no_chance.append(answer.order(p, list(sizes), list(weights), 5, lambda text: 0))
-            assert 0 <= row < sizes[source], (
-                f"{case}, position {p}: no row {row} in source {source}"
-            )
-            assert no_chance[-1][0] == source, f"{case}, position {p}: the source depends on hashed"
-            expected = len(had[source]) % sizes[source]
-            assert no_chance[-1][1] == expected, (
-                f"{case}, position {p}: hashed gives 0 for every text, and yet the rows are not in "
-                f"order: row {no_chance[-1][1]} of source {source} where {expected} should be, so "
-                "something else shuffles them"
-            )
-            had[source].append(row)
-            for i, rows in enumerate(had):
-                share = (p + 1) * weights[i] / sum(weights)
-                assert abs(len(rows) - share) <= 1, (
-                    f"{case}: of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
-                )
-        for i, (rows, n) in enumerate(zip(had, sizes)):
-            epochs = [rows[k : k + n] for k in range(0, len(rows) - n + 1, n)]
-            for k, epoch in enumerate(epochs):
-                twice = [row for row, times in Counter(epoch).items() if times > 1]
-                assert not twice, f"{case}: epoch {k} of source {i} gives row {twice[0]} twice"
-            different = len({tuple(epoch) for epoch in epochs})
-            assert n < 9 or different == len(epochs), (
-                f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
-            )
-
-    def keys() -> None:
-        n = 23
-        first = {}
-        played = {}
-        strange = []
-
-        def play(seed: int, hashed) -> dict[tuple[int, int], list[int]]:
-            """Four epochs of two sources -> (source, epoch): rows."""
-            places = [answer.order(p, [n, n], [3, 3], seed, hashed) for p in range(8 * n)]
-            rows = [[row for s, row in places if s == source] for source in (0, 1)]
-            return {(s, e): rows[s][e * n : e * n + n] for s in (0, 1) for e in range(4)}
-
-        for seed in (1, 2, 3, 11):
-            calls: list[str] = []
-            played[seed] = play(seed, hash_of("?", calls))
-            for (source, epoch), rows in played[seed].items():
-                here = f"epoch {epoch} of source {source} with seed {seed}"
-                other = first.setdefault(tuple(rows), here)
-                assert other == here, f"{here} has the order of {other}, {rows}"
-            strange += [(seed, t) for t in calls if not t.startswith((f"{seed}/0/", f"{seed}/1/"))]
-        assert not strange, (
-            f"hashed is called with {strange[0][1]!r}, and the seed is {strange[0][0]}"
+    def rotate(x, positions, speeds):
+        given = x.copy(), positions.copy(), speeds.copy()
+        y = answer.rotate(x, positions, speeds)
+        what = f"x {x.dtype} {x.shape}, positions {positions.dtype} {positions.tolist()}"
+        same = [np.array_equal(a, b) for a, b in zip(given, (x, positions, speeds))]
+        assert all(same) and y is not x, f"rule 1: an argument was changed: {what}"
+        assert isinstance(y, np.ndarray) and (y.dtype, y.shape) == (x.dtype, x.shape), (
+            f"rule 1: the result is {getattr(y, 'dtype', type(y))} {np.shape(y)}: {what}"
         )
-        for seed, changed in ((1, 2), (2, 1), (3, 0), (11, 0)):  # a seed, an epoch of source 1
-            start = f"{seed}/1/{changed}/"
-            for (source, epoch), rows in play(seed, hash_of(start)).items():
-                before = played[seed][source, epoch]
-                here = f"epoch {epoch} of source {source}"
-                said = f"hashed gives other numbers for texts that begin with {start}, and {here}"
-                if (source, epoch) == (1, changed):
-                    assert rows != before, f"{said} is as before, {rows}"
-                else:
-                    assert rows == before, f"{said} changes, {before} to {rows}"
+        return y, what
 
-    def looks_random() -> None:
-        keys = 1000
-        n = 7
-        n_7 = n
-        counts = Counter(
-            (x, answer.order(x, [n], [1], seed, hash_of())[1])
-            for seed in range(keys)
-            for x in range(n)
+    y, _ = rotate(np.array([[[[1.0, 0.0]]]]), np.array([[1]]), np.array([0.5]))
+    assert np.allclose(y.ravel(), [0.877583, 0.479426]), (
+        f"(1, 0) at position 1, speed 0.5, becomes {y.ravel().tolist()}, not (0.878, 0.479)"
+    )
+    for B, T, H, D in ((1, 1, 1, 2), (2, 9, 3, 8), (3, 20, 1, 64), (1, 5, 2, 6)):
+        for dtype in (np.float32, np.float64):
+            x = rng.normal(size=(B, T, H, D)).astype(dtype)
+            cos, sin = rope_tables(T, D, 10_000.0)
+            expected = apply_rope(torch.from_numpy(x), cos, sin).numpy()
+            speeds = 10_000.0 ** (-np.arange(0, D, 2) / D)
+            y, what = rotate(x, np.tile(np.arange(T), (B, 1)), speeds)
+            worst = np.unravel_index(np.abs(y - expected).argmax(), y.shape)
+            assert np.allclose(y, expected, atol=1e-4), (
+                f"at (row, position, head, channel) {tuple(map(int, worst))}: {y[worst]:.4f}, "
+                f"where model.apply_rope gives {expected[worst]:.4f}: {what}"
+            )
+            order = rng.permuted(np.tile(np.arange(T), (B, 1)), axis=1)
+            mixed, what = rotate(np.take_along_axis(x, order[..., None, None], 1), order, speeds)
+            assert np.allclose(
+                mixed, np.take_along_axis(y, order[..., None, None], 1), atol=1e-5
+            ), f"rule 2: the same vectors and positions in another order, another result: {what}"
+    q, k = rng.normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
+    speeds = 10_000.0 ** (-np.arange(0, 16, 2) / 16)
+    for distance in (0, 1, 7, 300):
+        scores = {}
+        for start in (0, 5, 30_000, 1_000_000):
+            a, _ = rotate(q, np.array([[start + distance]]), speeds)
+            b, _ = rotate(k, np.array([[start]]), speeds)
+            scores[start] = float((a * b).sum())
+        for start, score in scores.items():
+            assert abs(score - scores[0]) < 1e-4, (
+                f"rule 2: q at {start + distance:,} and k at {start:,} have the score {score:.4f}; "
+                f"at {distance} and 0 it is {scores[0]:.4f}"
+            )
+
+    x = rng.normal(size=(1, 3, 1, 16))
+    far = np.array([[3, 40_000, 1_000_000]])
+    y, what = rotate(x, far, speeds)
+    turn = np.exp(1j * far[..., None, None] * speeds)  # a pair as a complex number
+    turned = (x[..., :8] + 1j * x[..., 8:]) * turn
+    off = np.abs(y - np.concatenate([turned.real, turned.imag], -1)).max((0, 2, 3))
+    assert off.max() < 1e-7, (
+        f"rule 2: at position {far[0, off.argmax()]:,} a channel is off by {off.max():.1e}: {what}"
+    )
+
+    for dtype, tolerance in ((np.float64, 1e-9), (np.float32, 1e-4)):
+        x = rng.normal(size=(2, 5, 3, 16)).astype(dtype)
+        there = rng.integers(-3000, 3000, (2, 5))
+        back, what = rotate(rotate(x, there, speeds)[0], -there, speeds)
+        assert np.allclose(back, x, atol=tolerance), (
+            f"rule 2: turned by p and by -p, x is off by {np.abs(back - x).max():.1e}: {what}"
         )
-        for x in range(n):
-            for row in range(n):
-                assert 80 < counts[x, row] < 206, (
-                    f"{n} rows, {keys} seeds: position {x} gets row {row} {counts[x, row]} times, "
-                    f"about {keys // n} are expected; are there enough rounds?"
-                )
-        for n in (2, 3, 5):  # the smallest ones are shuffled too, in all of their orders
-            epochs = {
-                tuple(answer.order(p, [n], [1], seed, hash_of())[1] for p in range(n))
-                for seed in range(100 * n)
-            }
-            missing = {*permutations(range(n))} - epochs
-            assert n == 5 and len(missing) < 10 or not missing, (
-                f"{n} rows: in {100 * n} epochs the order {min(missing)} never came"
-            )
-        pairs = Counter()
-        for seed in range(keys):
-            rows = [answer.order(x, [n_7], [1], seed, hash_of())[1] for x in range(n_7)]
-            pairs.update((b - a) % n_7 for a, b in zip(rows, rows[1:]))
-        for step in range(1, n_7):
-            assert 800 < pairs[step] < 1200, (
-                f"{n_7} rows: in {pairs[step]:,} of {keys * 6:,} places the next row is {step} "
-                f"further on, about {keys:,} are expected"
-            )
-        far = max(answer.order(p, [10**12], [1], 4, hash_of())[1] for p in range(200))
-        assert far > 0.9e12, f"of 10^12 rows the largest of the first 200 is {far:,}"
-        for n in (307, 1013, 30_000, 10**9):  # one shuffle of all: no blocks, no runs
-            rows = [answer.order(p, [n], [1], 3, hash_of())[1] for p in range(300)]
-            steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
-            step, times = steps.most_common(1)[0]
-            assert times < 20, (
-                f"{n:,} rows: successive ones differ by {step} at {times} of 300 places"
-            )
-            tenths = Counter(row * 10 // n for row in rows)
-            empty = [i for i in range(10) if not 8 <= tenths[i] <= 70]
-            assert not empty, (
-                f"{n:,} rows: of the first 300 positions, {tenths[empty[0]]} give a row in tenth "
-                f"{empty[0] + 1} of the source, about 30 are expected"
-            )
+        alone = np.concatenate(
+            [rotate(x[:, t : t + 1], there[:, t : t + 1], speeds)[0] for t in range(5)], 1
+        )
+        together, what = rotate(x, there, speeds)
+        assert np.allclose(alone, together, atol=tolerance), (
+            f"rule 2: alone, another result: {what}"
+        )
+    tracemalloc.start()
+    try:
+        rotate(x[:, :2], np.array([[10**6, 5], [-(10**6), 7]]), speeds)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 10**6, f"rule 2: at position 10^6 it takes {most / 1e6:,.0f} MB"
 
-    def far_and_large() -> None:
-        start = time.process_time()
-        answer.order(10**6, [7], [1], 5, hash_of())
-        took = time.process_time() - start
-        assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
-        far = [answer.order(7 * 10**15 + i, [7], [1], 5, hash_of())[1] for i in range(7)]
-        assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
-        for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
-            tracemalloc.start()
-            places = [
-                answer.order(p, [n, 5], [3, 1], 1, hash_of()) for p in (0, 17, 10**12, 10**12 + 1)
-            ]
-            _, most = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            assert most < 100_000, f"{n:,} rows: {most:,} bytes of memory"
-            assert len(set(places)) > 2, (
-                f"{n:,} rows: {places} at positions 0, 17, 10^12, 10^12 + 1"
-            )
+    def stretch(speeds, *how, **named):
+        given = speeds.copy()
+        out = answer.stretch(speeds, *how, **named)
+        assert np.array_equal(given, speeds), f"stretch changed its argument: {how}"
+        assert out.shape == speeds.shape, f"stretch returns {out.shape} for {speeds.shape}"
+        assert out.dtype == np.float64, f"stretch returns {out.dtype}, should be float64"
+        return out
 
-    for sizes, weights in (
-        ([7], [1]),
-        ([40, 31], [2, 1]),
-        ([12, 25, 9], [5, 3, 2]),
-        ([1, 2], [1, 9]),
-        ([11, 13, 6], [1, 1, 1]),
+    for factor, trained, low, high in (
+        (8.0, 8192, 1.0, 4.0),
+        (4.0, 2048, 1.0, 32.0),
+        (2.5, 300, 2.0, 3.0),
+        (1.0, 512, 1.0, 4.0),
     ):
-        shares_and_epochs(sizes, weights)
-    keys()
-    far_and_large()
-    looks_random()
+        case = f"factor {factor}, trained {trained}, low {low}, high {high}"
+        per_turn = 2 * np.pi / trained
+        for turns, rule in ((high * 1.01, 3), (high * 9, 3), (low * 0.99, 4), (low / 50, 4)):
+            speed = turns * per_turn
+            (found,) = stretch(np.array([speed]), factor, trained, low=low, high=high)
+            expected = speed if rule == 3 else speed / factor
+            assert np.isclose(found, expected, rtol=1e-9), (
+                f"rule {rule}: a pair of {turns:.3g} turns, speed {speed:.6g}, gets {found:.6g}, "
+                f"should be {expected:.6g}: {case}"
+            )
+        turns = low + (high - low) * np.array([0.001, 0.25, 0.5, 0.75, 0.999])
+        times = stretch(turns * per_turn, factor, trained, low=low, high=high) / (turns * per_turn)
+        shown = f"{np.round(times, 4).tolist()} at {np.round(turns, 2).tolist()} turns: {case}"
+        ends = abs(times[0] - 1 / factor) < 0.01 and abs(times[-1] - 1) < 0.01
+        assert ends, f"rule 5: speeds just inside the limits are multiplied by {shown}"
+        rises = np.diff(times[1:4])
+        assert np.allclose(times[2], times[[1, 3]].mean()) and np.allclose(rises, rises[0]), (
+            f"rule 5: it does not rise evenly, but is {shown}"
+        )
+    speeds = 500_000.0 ** (-np.arange(0, 128, 2) / 128)  # Llama 3.1
+    golden = {0: 1.0, 28: 0.003211446, 30: 0.001371894, 34: 0.0001785078, 63: 3.068926e-07}
+    found = stretch(speeds, 8.0, 8192)
+    for i, expected in golden.items():
+        assert np.isclose(found[i], expected, rtol=1e-3), (
+            f"Llama 3.1: the speed of pair {i} is {found[i]:.7g}, should be {expected:.7g}"
+        )

@@ -1,210 +1,74 @@
-"""Exercise 11: publish a folder on a disk that forgets.
+"""Exercise 11: pack documents into full rows and lose nothing.
 
-    publish(disk, "run/step_5", {"weights": b"...", "config": b"..."})
+    pack_lengths([3, 9, 4, 2], row=5) -> [[(2, 0, 4), (1, 0, 1)], [(0, 0, 3), (3, 0, 2)],
+                                          [(1, 1, 5)], [(1, 5, 9)]]
 
-Readers consider "run/step_5" complete as soon as it exists. The disk may crash after any operation,
-and then it forgets what was not synced; "run" is there from the start. Rules:
-1. after a crash the folder either does not exist, or holds exactly these files with these bytes;
-2. once `publish` has returned, the folder is there after any crash;
-3. after a crash `publish` is called again with the same arguments. That may crash too, any number
-   of times; if it does not, it must succeed;
-4. what a reader has found stays: a folder that is there after one crash is there, and whole, after
-   the next one;
-5. when `publish` has returned, the folder is the only new name on the disk; all else is as it was.
-
-The operations of the disk:
-    disk.mkdir(path)        a new folder
-    disk.write(path, data)  a new file, or a file's new content: the old one is gone at once
-    disk.rename(old, new)   as `mv`: if `new` is a folder, `old` is moved into it
-    disk.remove(path)       a file, or a folder with all that is in it
-    disk.exists(path)
-    disk.fsync(path)        of a file: its content lasts; of a folder: its list of names lasts (the
-                            files in it are another matter); the disk's root is ""
-A crash loses content that was not synced, and names that were not: a file may be empty, a folder
-may lack its latest files, a rename may never have happened. Or only the process is killed: then all
-is there when `publish` is called again, and what was not synced is lost in the next crash.
+A piece (document, start, stop) is its tokens start .. stop - 1. Every piece but a document's first
+begins with one repeated token (the BOS of the document), so a piece with start > 0 takes
+stop - start + 1 places of its row. All documents are held from the start; when one is cut, its rest
+is held in its place, the repeated token included. Rules:
+1. the pieces of a row take exactly `row` places; what is left at the end, fewer places than a row,
+   is not in the result;
+2. every other token of every document is in exactly one piece, a document's pieces in order;
+3. a document (or the rest of one) is cut only when nothing that is held fits in the space. Take any
+   of those that fit, or cut any. The piece fills the row to its end. A rest that is cut in a space
+   of 1 leaves there its repeated token and nothing else.
 """
 
 
-def publish(disk, folder: str, files: dict[str, bytes]) -> None:
-    raise NotImplementedError("write publish, then: python course/check.py 11")
+def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]]]:
+    raise NotImplementedError("write pack_lengths, then: python course/check.py 11")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
-    rng = random.Random(16)
-    named = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
-    letters = "abcdefgh._-"
-    for folder, count in (("run/step_5", -1), ("step_5", 2), ("run/a/step_7", 0), ("run/b", 4)):
-        names = ["".join(rng.choices(letters, k=6)) for _ in range(max(count, 0))]
-        files = {name: rng.randbytes(rng.choice((0, 1, 30))) for name in names}
-        _judge(answer, folder, named if count < 0 else files, rng)
-
-
-class Crash(Exception):
-    pass
-
-
-class Disk:
-    """A node is [content that lasts, content now]: bytes of a file, {name: node} of a folder."""
-
-    def __init__(self, root: list, operations: int):
-        self.root = root
-        self.left = operations
-        self.log = []
-        self.dead = False
-
-    def _node(self, path: str) -> list:
-        if self.dead:
-            raise Crash
-        node = self.root
-        for name in path.split("/") if path else ():
-            assert isinstance(node[1], dict) and name in node[1], f"{path} does not exist: {self}"
-            node = node[1][name]
-        return node
-
-    def _names(self, path: str) -> tuple[dict, str]:
-        folder, _, name = path.rpartition("/")
-        return self._node(folder)[1], name
-
-    def _did(self, *operation) -> None:
-        self.log.append(" ".join(map(str, operation)))
-        self.left -= 1
-        if self.left == 0:
-            self.dead = True
-            raise Crash
-
-    def __str__(self) -> str:
-        return "; ".join(self.log) or "nothing was done"
-
-    def exists(self, path: str) -> bool:
-        names, name = self._names(path)
-        return name in names
-
-    def mkdir(self, path: str) -> None:
-        names, name = self._names(path)
-        assert name not in names, f"mkdir {path}, which exists: {self}"
-        names[name] = [{}, {}]
-        self._did("mkdir", path)
-
-    def write(self, path: str, data: bytes) -> None:
-        names, name = self._names(path)
-        names.setdefault(name, [b"", b""])[:] = [b"", bytes(data)]  # empty until it is synced
-        self._did("write", path)
-
-    def rename(self, old: str, new: str) -> None:
-        source, name = self._names(old)
-        target, as_name = self._names(new)
-        node = self._node(old)
-        if as_name in target and isinstance(target[as_name][1], dict):
-            target = target[as_name][1]  # into it
-            as_name = name
-        del source[name]
-        target[as_name] = node
-        self._did("rename", old, new)
-
-    def remove(self, path: str) -> None:
-        self._node(path)
-        names, name = self._names(path)
-        del names[name]
-        self._did("remove", path)
-
-    def fsync(self, path: str) -> None:
-        node = self._node(path)
-        node[0] = dict(node[1]) if isinstance(node[1], dict) else node[1]
-        self._did("fsync", path or "/")
-
-    def after_crash(self, keeps, operations: int = 0) -> "Disk":
-        """keeps(is a folder) -> bool: did what was not synced of this node survive?"""
-
-        def survivor(node: list) -> list:
-            content = node[1] if keeps(isinstance(node[1], dict)) else node[0]
-            if isinstance(content, dict):
-                content = {name: survivor(child) for name, child in content.items()}
-                return [content, dict(content)]
-            return [content, content]
-
-        return Disk(survivor(self.root), operations)
-
-    def found(self, path: str) -> dict | None:
-        """A folder -> its files, None if it does not exist."""
-        if not self.exists(path):
-            return None
-        return {name: node[1] for name, node in self._node(path)[1].items()}
-
-
-def _start() -> Disk:
-    """A disk with other files on it, all of which last."""
-
-    def node(content) -> list:
-        if isinstance(content, dict):
-            content = {name: node(child) for name, child in content.items()}
-            return [content, dict(content)]
-        return [content, content]
-
-    run = {"step_4": {"weights": b"older"}, "a": {}, "notes": b"n"}
-    return Disk(node({"run": run, "step_4": {"config": b"o"}}), 0)
-
-
-def _all_of(node: list):
-    """Everything in a folder: names -> bytes or the same again."""
-    if isinstance(node[1], bytes):
-        return node[1]
-    return {name: _all_of(child) for name, child in node[1].items()}
-
-
-def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
-    import copy
-    from contextlib import suppress
-
-    luck = {
-        "all that was not synced is lost": lambda folder: False,
-        "contents that were not synced are lost": lambda folder: folder,
-        "names that were not synced are lost": lambda folder: not folder,
-        "nothing is lost": lambda folder: True,
-        "some of what was not synced is lost": lambda folder: rng.random() < 0.5,
-    }
-    wanted = _start()
-    parent, _, name = folder.rpartition("/")
-    wanted._node(parent)[1][name] = [{}, {file: [data, data] for file, data in files.items()}]
-    wanted = _all_of(wanted.root)
-
-    def publish(disk: Disk, operations: int, before: str, was_there: bool):
-        """With a crash after so many operations -> returned, the disks that are found after it."""
-        disk.left = operations
-        stories = []
-        with suppress(Crash):
-            answer.publish(disk, folder, dict(files))
-        returned = not disk.dead  # an answer may catch a crash, and still the disk has stopped
-        for what, keeps in luck.items():
-            after = disk.after_crash(keeps)
-            found = after.found(folder)
-            story = f"{before}{disk}; then a crash, {what}"
-            assert found is not None or not returned, f"published, but not there: {story}"
-            assert found is not None or not was_there, (
-                f"{folder} was there, and is gone when publish is called again: {story}"
-            )
-            assert found in (None, files), f"{folder} holds {found}: {story}"
-            stories.append((after, story, found is not None))
-        killed = Disk(copy.deepcopy(disk.root), 0)  # what was found there may still be lost
-        stories.append((killed, f"{before}{disk}; then the process is killed", False))
-        if returned:
-            there = _all_of(disk.root)
-            assert there == wanted, f"the disk holds {there}, wanted is {wanted}: {before}{disk}"
-        return returned, stories
-
-    for first in range(1, 200):
-        returned, stories = publish(_start(), first, "", False)
-        for after, story, there in stories:
-            for second in range(1, 200):
-                again = Disk(copy.deepcopy(after.root), 0)
-                twice, last = publish(again, second, f"{story}; again: ", there)
-                for disk, told, found in last if second % 3 == first % 3 else last[-1:]:
-                    publish(disk, 0, f"{told}; again: ", found)
-                if twice:
-                    break
-            assert twice, f"publish did not return within 200 operations: {story}"
-        if returned:
-            return
-    raise AssertionError("publish did not return within 200 operations")
+    rng = random.Random(3)
+    cases = [
+        ([3, 9, 4, 2], 5),
+        ([1200, 500, 800, 2500], 2049),
+        ([5], 5),
+        ([2, 2, 2], 5),
+        ([50, 1, 1], 7),
+        ([], 5),
+    ]
+    cases += [([rng.randint(1, 40) for _ in range(60)], 16) for _ in range(20)]
+    for lengths, row in cases:
+        given = list(lengths)
+        rows = answer.pack_lengths(given, row)
+        assert given == lengths, f"pack_lengths changes the lengths it was given, {lengths}"
+        need = dict(enumerate(lengths))  # a document -> the places it still needs
+        done = [0] * len(lengths)  # the tokens of each that were placed
+        for pieces in rows:
+            space = row
+            for d, start, stop in pieces:
+                took = stop - start + (start > 0)
+                assert start == done[d], (
+                    f"rule 2: document {d}: token {start} follows {done[d] - 1}"
+                )
+                assert stop > start or took == 1, f"an empty piece: {(d, start, stop)}"
+                assert stop <= lengths[d], f"document {d} of {lengths[d]} tokens ends at {stop}"
+                assert took <= space, (
+                    f"rule 1: {(d, start, stop)} takes {took} places, {space} are left in the row; "
+                    f"lengths {lengths}, row {row}"
+                )
+                assert stop == lengths[d] or took == space, (
+                    f"rule 3: document {d} is cut at {stop} though {space - took} places of the "
+                    f"row are left: {pieces}; lengths {lengths}, row {row}"
+                )
+                fits = [n for n in need.values() if n <= space]
+                assert stop == lengths[d] or not fits, (
+                    f"rule 3: document {d} is cut in a space of {space}, where one of {max(fits)} "
+                    f"fits; lengths {lengths}, row {row}"
+                )
+                done[d] = stop
+                space = space - took
+                need[d] = lengths[d] - stop + 1
+                if stop == lengths[d]:
+                    del need[d]
+            filled = f"a row of {row} has {row - space} places filled: {pieces}"
+            assert space == 0, f"rule 1: {filled}; lengths {lengths}"
+        left = sum(need.values())
+        assert left < row, (
+            f"rule 1: {left} places are left over, more than a row of {row}: {lengths}"
+        )

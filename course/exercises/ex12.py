@@ -1,213 +1,201 @@
-"""Exercise 12: write backward.
+"""Exercise 12: one step of Muon.
 
-    x = Node(3.0)
-    y = Node(x.data * x.data, (x, x), (lambda g: g * x.data, lambda g: g * x.data))
-    backward(y)
-    x.grad -> 6.0
+    polar(G) -> U V^T, nearly; G is a float64 matrix of numpy, G = U S V^T
 
-A node has a value, the nodes it was made from, and for each of those a rule: a function that turns
-the gradient of the node into the gradient of that parent. backward(root), root being one number:
-1. adds d root / d leaf to the grad of every leaf (a node without parents) below root: what is in it
-   already stays, so a second call doubles it;
-2. leaves d root / d node of this call, and of no earlier one, in the grad of every other node;
-3. undoes broadcasting. In an operation numpy repeats a parent of shape (3,) or (4, 1) or () until
-   it fits, and the rule returns a gradient of the shape of the *node*, (2, 4, 3), say. The parent's
-   gradient is the sum over the repetitions, and has the parent's shape;
-4. calls every rule once, with a gradient of the node's shape, however many paths lead through it;
-5. works for a graph that is 5,000 operations deep (Python gives up at about 1,000 calls in calls;
-   its limit stays as it is);
-6. gives each node an array of its own: to clip one gradient in place changes no other.
+by matrix products `@`, sums, and multiplication with numbers; np.linalg.norm is allowed, and
+nothing else that takes a matrix apart.
+1. The result R, of G's shape, is U diag(r) V^T with the U and V of G. For every singular value s of
+   G of at least 0.001 times G's Frobenius norm, r is within 0.15 of 1: the lesson's five
+   polynomials (`from optim import POLAR_EXPRESS`) do that. A smaller s gives an r from 0 to 1.15,
+   and s = 0 gives r = 0 (so zeros give zeros).
+2. The length of G must not matter: 1e-200 times G gives the same R.
+3. Products are counted in multiplications: (a x b) @ (b x c) takes abc. With the short side m and
+   the long side n of G, you may use 6 (2 m^2 n + m^3): six iterations of the lesson's kind, on the
+   short side. The arrays that you get count their products: keep their type (np.asarray would take
+   it away).
+4. G itself is not changed.
+
+    muon(W, G, average, lr, momentum, polar) -> None; W, G, average: torch tensors (rows, columns)
+
+changes W and `average` in place, G not at all. First `average` moves towards the gradient G by the
+share 1 - momentum of the way. Then Nesterov looks ahead: from G, by the share `momentum` of the way
+to the new average. Of this matrix take polar(..), which is called once with a tensor and gives a
+tensor: the judge, and the trainer that calls muon, bring it. W goes `lr` times that way downhill,
+and a matrix with more rows than columns sqrt(rows / columns) times as far.
+
+Starred: accurate_polar(G, tolerance) with r within `tolerance` of 1 for s down to 3e-4, with 8
+iterations for a tolerance of 0.01, 9 for 1e-5, 10 for 1e-12. Which of the five polynomials, used
+twice, makes small values larger and leaves none above 2? And which a x + b x^3 + c x^5 brings what
+is near 1 nearest to 1? If you write it, it is judged too.
 """
 
 import numpy as np
+from torch import Tensor
 
 
-class Node:
-    def __init__(self, data, parents=(), rules=()):
-        self.data = np.asarray(data, dtype=float)
-        self.parents = tuple(parents)
-        self.rules = tuple(rules)
-        self.grad = np.zeros_like(self.data)
+def polar(G: np.ndarray) -> np.ndarray:
+    raise NotImplementedError("write polar, then: python course/check.py 12")
 
 
-def backward(root: Node) -> None:
-    raise NotImplementedError("write backward, then: python course/check.py 12")
+def muon(W: Tensor, G: Tensor, average: Tensor, lr: float, momentum: float, polar) -> None:
+    raise NotImplementedError("write muon too, then: python course/check.py 12")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import itertools
-    import random
     import sys
+    from contextlib import ExitStack
+    from unittest.mock import patch
 
-    def node(data, *parents_and_rules):
-        """Rules that look at what they are given, and count how often they are used."""
-        made = Node(data, parents_and_rules[::2])
+    import torch
 
-        def counting(rule):
-            def counted(g):
-                counted.calls += 1
-                assert counted.calls <= calls, f"{name}: a rule is called {counted.calls} times"
-                assert np.shape(g) == made.data.shape, (
-                    f"{name}: a rule of a node of shape {made.data.shape} is called with a "
-                    f"gradient of shape {np.shape(g)}"
-                )
-                return rule(np.asarray(g))
+    class Counted(np.ndarray):
+        """A float64 matrix that counts the multiplications of its products in `Counted.spent`."""
 
-            counted.calls = 0
-            return counted
+        spent = 0
 
-        made.rules = tuple(counting(rule) for rule in parents_and_rules[1::2])
-        return made
+        def __array_ufunc__(self, ufunc, method, *inputs, **options):
+            plain = [x.view(np.ndarray) if isinstance(x, Counted) else x for x in inputs]
+            if options.get("out"):
+                options["out"] = tuple(x.view(np.ndarray) for x in options["out"])
+            if ufunc is np.matmul:
+                a, b = (np.shape(x) for x in plain)
+                Counted.spent += int(np.prod(a)) * (b[-1] if len(b) > 1 else 1)
+            result = getattr(ufunc, method)(*plain, **options)
+            return result.view(Counted) if isinstance(result, np.ndarray) else result
 
-    def add(a, b):
-        return node(a.data + b.data, a, lambda g: g, b, lambda g: g)
+        def __array_function__(self, function, types, args, options):
+            name = function.__name__
+            assert name not in ("dot", "einsum", "tensordot", "inner", "vdot", "matrix_power"), (
+                f"np.{name} is not counted: write products as A @ B"
+            )
+            return super().__array_function__(function, types, args, options)
 
-    def mul(a, b):
-        return node(a.data * b.data, a, lambda g: g * b.data, b, lambda g: g * a.data)
+        def dot(self, *_):
+            raise AssertionError("A.dot(B) is not counted: write products as A @ B")
 
-    def scale(a, k):
-        return node(k * a.data, a, lambda g: k * g)
+    def alone(function, *args):
+        """Call it where nothing takes a matrix apart."""
 
-    def total(a):
-        return node(a.data.sum(), a, lambda g: np.broadcast_to(g, a.data.shape))
+        def forbid(name: str):
+            def forbidden(*args, **options):
+                raise AssertionError(f"linalg.{name} is not allowed: use products")
 
-    def check(what, x, expected):
-        got = np.asarray(x.grad)
-        assert got.shape == np.shape(expected), (
-            f"{name}: the gradient of {what}, shape {x.data.shape}, has shape {got.shape}"
+            return forbidden
+
+        with ExitStack() as stack:
+            for module in (np.linalg, torch.linalg):
+                for name in {*dir(module)} - {"norm", "vector_norm"}:
+                    if name.islower() and name[0] != "_" and callable(getattr(module, name)):
+                        stack.enter_context(patch.object(module, name, forbid(name)))
+            modules = {f"scipy{part}": None for part in ("", ".linalg", ".linalg.lapack")}
+            stack.enter_context(patch.dict(sys.modules, modules))
+            stack.enter_context(np.errstate(all="ignore"))
+            try:
+                return function(*args)
+            except ImportError as error:
+                raise AssertionError(f"products alone: {error}") from None
+
+    rng = np.random.default_rng(20)
+
+    def judge(polar, name, shape, s, tolerance, least, most, length=1.0) -> None:
+        m = min(shape)
+        n = max(shape)
+        U, V = (np.linalg.qr(rng.normal(size=(side, m)))[0] for side in shape)
+        s = np.array([*s, *[0.0] * (m - len(s))])
+        G = length * ((U * s) @ V.T)
+        given = G.copy().view(Counted)
+        Counted.spent = 0
+        case = f"{name}, {shape[0]} x {shape[1]}, tolerance {tolerance:g}"
+        R = alone(polar, given)
+        assert isinstance(R, np.ndarray) and R.shape == shape, f"{case}: got {type(R)}"
+        R = R.view(np.ndarray)
+        spent = Counted.spent
+        iteration = 2 * m * m * n + m**3
+        assert np.array_equal(given.view(np.ndarray), G), f"rule 4: {case}: G was changed"
+        assert np.isfinite(R).all(), f"{case}: NaN or infinity in the result"
+        assert not s.any() or spent >= 2 * iteration, (
+            f"{case}: {spent:,} multiplications were counted; keep the type of what you get"
         )
-        assert got.dtype == float, f"{name}: the gradient of {what} is {got.dtype}"
-        assert np.allclose(got, expected), (
-            f"{name}: the gradient of {what} is {np.round(got, 3).tolist()}, "
-            f"not {np.round(expected, 3).tolist()}"
+        assert spent <= most * iteration, (
+            f"rule 3: {case}: {spent:,} multiplications, allowed {most * iteration:,}"
         )
+        found = U.T @ R @ V
+        share = s / max(np.linalg.norm(s), 1e-300)
+        r = np.diag(found)
+        kept = share >= least
+        for value, part, must in zip(r, share, kept):
+            low = 1 - tolerance if must else 0
+            high = 1 + tolerance if part > 1e-12 else 0
+            spare = 1e-13 if must else 1e-6  # rounding
+            assert low - spare <= value <= high + spare, (
+                f"rule 1: {case}: s of {part:.2e} of the norm became {value:.14g}"
+            )
+        off = np.abs(found - np.diag(r))[np.ix_(kept, kept)].max(initial=0)
+        assert off < 1e-9, f"rule 1: {case}: U or V changed: {off:.1e} outside of the diagonal"
+        if s.any():
+            outside = np.linalg.norm(R - (U * r) @ V.T)
+            assert outside < 1e-6, f"rule 1: {case}: {outside:.1e} in directions that G lacks"
 
-    name = "15 x"
-    calls = 1
-    x = Node(2.0)
-    limit = sys.getrecursionlimit()
-    answer.backward(scale(scale(x, 3), 5))
-    after = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit)
-    assert after == limit, f"Python's limit of calls within calls was changed to {after}"
-    check("x", x, 15)
-    name = "x used twice by one node"
-    x = Node(3.0)
-    answer.backward(node(9.0, x, lambda g: g * 3.0, x, lambda g: g * 3.0))
-    check("x", x, 6)
-    for first in (False, True):
-        name = f"h + 5 h, h = 2 x, h {'first' if first else 'last'}"
-        x = Node(1.0)
-        h = scale(x, 2)
-        f = scale(h, 5)
-        answer.backward(add(h, f) if first else add(f, h))
-        check("x", x, 12), check("h", h, 6), check("5 h", f, 1)
-    name = "40 doublings, one after the other"
-    x = Node(1.0)
-    y = x
-    for _ in range(40):
-        y = add(y, y)
-    answer.backward(y)
-    check("x", x, 2.0**40)
-    name = "a chain of 5,000 operations"
-    x = Node(1.0)
-    y = x
-    for _ in range(5000):
-        y = scale(y, 1.0)
-    try:
-        answer.backward(y)
-    except RecursionError:
-        raise AssertionError(f"{name}: too many calls within calls (RecursionError)") from None
-    check("x", x, 1)
+    versions = [(answer.polar, 0.15, 1e-3, 6)]
+    if hasattr(answer, "accurate_polar"):
+        for tolerance, k in ((0.01, 8), (1e-5, 9), (1e-12, 10)):
+            accurate = lambda G, tolerance=tolerance: answer.accurate_polar(G, tolerance)
+            versions.append((accurate, tolerance, 3e-4, k))
+    for polar, *limits in versions:
+        judge(polar, "all singular values equal", (12, 12), [1.0] * 12, *limits)
+        judge(polar, "one singular value", (1, 9), [2.5], *limits)
+        judge(polar, "a column", (9, 1), [2.5], *limits)
+        spread = np.geomspace(1, 8e-4, 24)
+        for name, shape in (("square", (24, 24)), ("tall", (160, 24)), ("wide", (24, 160))):
+            judge(polar, f"s down to 0.0008 of the largest, {name}", shape, spread, *limits)
+        judge(polar, "the same, times 1e-200", (24, 40), spread, *limits, 1e-200)
+        judge(polar, "the same, times 1e200", (40, 24), spread, *limits, 1e200)
+        judge(polar, "half of the directions missing", (16, 20), [1.0] * 8, *limits)
+        judge(polar, "s between 1e-7 and 1", (20, 30), np.geomspace(1, 1e-7, 20), *limits)
+        judge(polar, "zeros", (5, 7), [], *limits)
+        for _ in range(6):
+            m, n = (int(side) for side in rng.integers(2, 30, 2))
+            s = 10 ** rng.uniform(-3.5, 1, min(m, n))
+            judge(polar, "random", (m, n), s, *limits, 10.0 ** rng.integers(-20, 20))
+        for s in np.geomspace(2e-4, 1, 40):  # one small value, wherever it is
+            judge(polar, "one small value", (2, 3), [1.0, float(s)], *limits)
 
-    rng = np.random.default_rng(1)
-    repeated = [((4, 3), (3,)), ((2, 4, 3), (3,)), ((2, 4, 3), ()), ((4, 3), (4, 1)), ((3,), (1,))]
-    repeated += [((2, 4, 3), (4, 1)), ((2, 4, 3), (1, 1, 3)), ((4, 1), (1,)), ((1, 3), (3,))]
-    repeated += [((2, 1, 3), (4, 1)), ((1, 1), (1, 1)), ((0, 3), (3,))]
-    for shape, small in repeated:
-        name = f"shape {small} times shape {shape}, summed"
-        calls = 1
-        a = Node(rng.normal(size=shape))
-        b = Node(rng.normal(size=small))
-        out = total(mul(a, b))
-        wide = np.ones(np.broadcast_shapes(shape, small))
-        gradients = []
-        for mine, other in ((a.data, b.data), (b.data, a.data)):
-            g = wide * other
-            extra = tuple(range(g.ndim - mine.ndim))
-            ones = tuple(i + len(extra) for i, n in enumerate(mine.shape) if n == 1)
-            gradients.append(g.sum(extra + ones, keepdims=True).reshape(mine.shape))
-        answer.backward(out)
-        check("the first", a, gradients[0]), check("the second", b, gradients[1])
+    draw = torch.Generator().manual_seed(20)
+    for rows, columns, lr, momentum in (
+        (4, 4, 0.5, 0.9),
+        (8, 2, 0.1, 0.95),
+        (3, 12, 2.0, 0.0),
+        (1, 5, 0.1, 0.5),
+        (6, 3, 0.0, 0.9),
+    ):
+        W, average = torch.randn(2, rows, columns, generator=draw, dtype=torch.float64)
+        right_W = W.clone()
+        right_average = average.clone()
+        for step in range(4):
+            G = torch.randn(rows, columns, generator=draw, dtype=torch.float64)
+            given = G.clone()
+            asked = []
 
-    def graph():
-        """((x + bias) * 3) summed: leaves, inner nodes, their gradients after one call."""
-        x = Node(np.arange(12.0).reshape(4, 3))
-        bias = Node(np.ones(3))
-        h = add(x, bias)
-        y = scale(h, 3.0)
-        out = total(y)
-        leaves = {"x": (x, np.full((4, 3), 3.0)), "the bias": (bias, np.full(3, 12.0))}
-        inner = {"h": (h, np.full((4, 3), 3.0)), "y": (y, np.ones((4, 3))), "the root": (out, 1.0)}
-        return out, leaves, inner
+            def stand_in(M: Tensor, asked=asked) -> Tensor:
+                asked.append(M.clone())
+                return M.tanh()
 
-    calls = 3
-    out, leaves, inner = graph()
-    for times in (1, 2, 3):
-        name = f"call {times} for the same graph"
-        answer.backward(out)
-        for what, (leaf, expected) in leaves.items():
-            check(what, leaf, times * expected)
-        for what, (y, expected) in inner.items():
-            check(what, y, expected)
-        arrays = {what: y.grad for what, (y, _) in (leaves | inner).items()}
-        arrays |= {f"{what}'s data": y.data for what, (y, _) in (leaves | inner).items()}
-        for a, b in itertools.combinations(arrays, 2):
-            shared = np.shares_memory(arrays[a], arrays[b])
-            assert not shared, f"rule 6: {name}: the gradient of {a} shares memory with {b}"
-    name = "two roots over one h = 2 x: h + 1, then 5 h"
-    x = Node(1.0)
-    h = scale(x, 2)
-    first = add(h, Node(1.0))
-    answer.backward(first)
-    answer.backward(scale(h, 5))
-    check("the first root, after the second call", first, 1)
-    check("x", x, 2 + 10), check("h, after the second call", h, 5)
-    name = "6 x, where x.grad was 100"
-    x = Node(1.0)
-    x.grad = np.array(100.0)
-    answer.backward(scale(scale(x, 2), 3))
-    check("x", x, 106)
-    name = "the root is a leaf"
-    x = Node(1.0)
-    answer.backward(x)
-    check("x", x, 1)
-    answer.backward(x)
-    check("x, called twice", x, 2)
-
-    dice = random.Random(12)
-    for trial in range(20):  # against a sum over all paths, node by node
-        name = f"random graph {trial}"
-        calls = 1
-        nodes = [Node(1.0), Node(1.0)]
-        slopes = []
-        for i in range(2, 14):
-            a = dice.randrange(i)
-            b = dice.randrange(i)
-            k = dice.choice([-2.0, 0.5, 3.0])
-            nodes.append(node(1.0, nodes[a], lambda g, k=k: k * g, nodes[b], lambda g: g))
-            slopes.append((a, k, b))
-        expected = [0.0] * 13 + [1.0]
-        for i in range(13, 1, -1):
-            a, k, b = slopes[i - 2]
-            expected[a] += k * expected[i]
-            expected[b] += expected[i]
-        answer.backward(nodes[13])
-        below = set()
-        queue = [nodes[13]]
-        for y in queue:
-            below.add(y)
-            queue += [parent for parent in y.parents if parent not in below]
-        for i, y in enumerate(nodes):
-            if y in below:
-                check(f"node {i}", y, expected[i])
+            case = f"muon, {rows} x {columns}, lr {lr}, momentum {momentum}, step {step}"
+            result = answer.muon(W, given, average, lr, momentum, stand_in)
+            assert result is None, f"{case}: returned {type(result)}; W changes in place"
+            assert torch.equal(given, G), f"{case}: G was changed"
+            right_average = torch.lerp(G, right_average, momentum)
+            assert torch.allclose(average, right_average, rtol=1e-12), (
+                f"{case}: average is off by {(average - right_average).abs().max():.3g}"
+            )
+            assert len(asked) == 1, f"{case}: polar was called {len(asked)} times"
+            ahead = torch.lerp(G, right_average, momentum)
+            assert torch.allclose(asked[0], ahead, rtol=1e-12), (
+                f"{case}: polar was asked for another matrix, off by "
+                f"{(asked[0] - ahead).abs().max():.3g}"
+            )
+            further = lr * max(rows, columns) ** 0.5 / columns**0.5
+            right_W = torch.sub(right_W, ahead.tanh(), alpha=further)
+            assert torch.allclose(W, right_W, rtol=1e-12), (
+                f"{case}: W is off by {(W - right_W).abs().max():.3g}"
+            )

@@ -1,102 +1,192 @@
-"""Exercise 17: find the wrong field of a training log line.
+"""Exercise 17: which row comes at position p?
 
-A line is a dict. These fields are facts, never wrong:
-    gpu (device name), gpus, rows (of a micro-batch of one GPU), seq_len, grad_accum, dt_s (seconds
-    per step), flops_per_token
-These four are computed from them, each printed with three correct digits (1.05e6, say):
-    tokens         of a step: all GPUs, all micro-batches
-    tokens_per_s   of all GPUs
-    tflops         10^12 FLOP/s of one GPU
-    mfu            a fraction of the dense bf16 peak, `flops.peak_flops(gpu)`; None if the name is
-                   not in that table
+    order(p, sizes, weights, seed, hashed) -> (source, row)
 
-audit(line) -> the first of the four, in this order, that does not follow from the facts; "" if all
-do. Three digits may be off by 0.5% of the true value (1.005 is printed as 1.00); what is off by
-more is wrong.
+sizes: rows of each source; weights: whole numbers, a source of weight 2 gets twice the positions of
+one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls.
+hashed("any text") -> a whole number from 0 to 2^64 - 1 that looks random, and is the same for the
+same text. It is the only source of chance. Rules:
+1. after any number of positions each source has had its share of them, within one row;
+2. the rows that a source gives are epochs: it gives each row once before it gives one again;
+3. each epoch is shuffled, whatever its size; each seed, source and epoch in an order of its own;
+4. the shuffle of an epoch calls hashed only with texts that begin with SEED/SOURCE/EPOCH/, such as
+   "5/0/2/round 1" in epoch 2 (the third) of source 0 with seed 5. Rule 1 needs no chance. The judge
+   brings hashes of its own. If one gives other numbers for one epoch, that epoch changes, and no
+   other. If one gives 0 for every text, there is no chance: each epoch gives its rows as 0, 1, 2;
+5. memory does not grow with the sizes or with p, and neither does the time.
 """
 
+from collections.abc import Callable
 
-def audit(line: dict) -> str:
-    raise NotImplementedError("write audit, then: python course/check.py 17")
+
+def order(
+    p: int, sizes: list[int], weights: list[int], seed: int, hashed: Callable[[str], int]
+) -> tuple[int, int]:
+    raise NotImplementedError("write order, then: python course/check.py 17")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import random
+    import time
+    import tracemalloc
+    from collections import Counter
+    from hashlib import blake2b
+    from itertools import permutations
 
-    rng = random.Random(7)
-    cards = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA L40": 181e12, "NVIDIA A100-SXM4-80GB": 312e12}
-    cards |= {
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA B200": 2.25e15,
-        "NVIDIA GeForce RTX 4090": 165.2e12,
-    }
-    cards |= {"NVIDIA RTX A4000": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None}
+    def hash_of(changed: str = "?", calls: list | None = None) -> Callable[[str], int]:
+        """A hash; of texts that begin with `changed`, another one."""
 
-    def digits(x: float) -> float:
-        return float(f"{x:.3g}")
+        def hashed(text: str) -> int:
+            assert isinstance(text, str), f"hashed was called with {text!r}, which is no text"
+            if calls is not None:
+                calls.append(text)
+            key = b"another" if text.startswith(changed) else b"the judge"
+            return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
 
-    def true_line() -> dict:
-        gpu = rng.choice(list(cards))
-        gpus = rng.choice([1, 2, 8, 64])
-        facts = dict(gpu=gpu, gpus=gpus, rows=rng.choice([4, 16, 32]), seq_len=2048)
-        facts |= dict(grad_accum=rng.choice([2, 3, 8]), flops_per_token=rng.uniform(1e9, 9e9))
-        tokens = facts["rows"] * 2048 * facts["grad_accum"] * gpus
-        tflops = 40 + 60 * rng.random()
-        facts["dt_s"] = tokens * facts["flops_per_token"] / gpus / (tflops * 1e12)
-        mfu = cards[gpu] and digits(tflops * 1e12 / cards[gpu])
-        printed = dict(tokens=digits(tokens), tokens_per_s=digits(tokens / facts["dt_s"]))
-        return facts | printed | dict(tflops=digits(tflops), mfu=mfu)
+        return hashed
 
-    def judge(line: dict, expected: str, why: str) -> None:
-        given = dict(line)
-        said = answer.audit(given)
-        assert given == line, f"audit has changed the line to {given}"
-        shown = ", ".join(
-            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in line.items()
-        )
-        assert said == expected, f"{why}: expected {expected!r}, audit says {said!r} of {shown}"
-
-    fields = ("tokens", "tokens_per_s", "tflops", "mfu")
-    for _ in range(60):
-        line = true_line()
-        judge(line, "", "nothing is wrong here")
-        for field in fields:
-            if line[field] is not None:
-                for factor in (0.97, 1.03, 1 / line["grad_accum"], 0.985, 1.015):
-                    judge(line | {field: line[field] * factor}, field, f"{field} x {factor:.3g}")
-        few = line["tokens"] // line["grad_accum"]
-        wrong = dict(tokens=few, tokens_per_s=few / line["dt_s"])
-        judge(line | wrong, "tokens", "tokens and speed of one micro-batch")
-        first, second = sorted(rng.sample(range(3), 2))
-        both = {fields[i]: 1.2 * line[fields[i]] for i in (first, second)}
-        judge(line | both, fields[first], f"{fields[first]} and {fields[second]} x 1.2")
-        if line["mfu"]:
-            wrong_mfu = {
-                "the peak of sparse matrices, twice the dense one": line["mfu"] / 2,
-                "MFU in percent": 100 * line["mfu"],
-                "None for a card whose peak is known": None,
-                "0% for a card whose peak is known": 0.0,
-            }
-            if line["gpus"] > 1:
-                wrong_mfu["all GPUs over the peak of one"] = line["mfu"] * line["gpus"]
-                wrong_mfu["one GPU over the peak of all"] = line["mfu"] / line["gpus"]
-            for why, value in wrong_mfu.items():
-                judge(line | dict(mfu=value), "mfu", why)
-                judge(
-                    line | dict(mfu=value, tflops=line["tflops"] * 2), "tflops", f"2 x, and {why}"
+    def shares_and_epochs(sizes: list[int], weights: list[int]) -> None:
+        case = f"sizes {sizes}, weights {weights}"
+        had = [[] for _ in sizes]
+        no_chance = []
+        for p in range(300):
+            source, row = answer.order(p, list(sizes), list(weights), 5, hash_of())
+            no_chance.append(answer.order(p, list(sizes), list(weights), 5, lambda text: 0))
+            assert 0 <= row < sizes[source], (
+                f"{case}, position {p}: no row {row} in source {source}"
+            )
+            assert no_chance[-1][0] == source, f"{case}, position {p}: the source depends on hashed"
+            expected = len(had[source]) % sizes[source]
+            assert no_chance[-1][1] == expected, (
+                f"{case}, position {p}: hashed gives 0 for every text, and yet the rows are not in "
+                f"order: row {no_chance[-1][1]} of source {source} where {expected} should be, so "
+                "something else shuffles them"
+            )
+            had[source].append(row)
+            for i, rows in enumerate(had):
+                share = (p + 1) * weights[i] / sum(weights)
+                assert abs(len(rows) - share) <= 1, (
+                    f"{case}: of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
                 )
-        else:
-            judge(line | dict(mfu=0.0), "mfu", "0% for a card whose peak is unknown")
-            judge(line | dict(mfu=0.4), "mfu", "40% for a card whose peak is unknown")
-    facts = dict(gpu="NVIDIA L40", gpus=8, rows=16, seq_len=2048, grad_accum=2)
-    tokens = 16 * 2048 * 2 * 8
-    facts |= dict(flops_per_token=2e9, dt_s=tokens * 2e9 / 8 / 100e12)
-    exact = dict(tokens=tokens, tokens_per_s=tokens / facts["dt_s"], tflops=100.0, mfu=100 / 181)
-    for field in fields:
-        for off in (-0.0049, 0.0049, -0.0045, 0.0045, -0.0052, 0.0052, -0.0055, 0.0055, 0.008):
-            line = facts | exact | {field: exact[field] * (1 + off)}
-            judge(line, "" if abs(off) < 0.005 else field, f"{field} is {off:+.2%} off")
-    speed = exact["tokens_per_s"]
-    for a, b in ((0.996, 1.004), (1.004, 0.996)):
-        printed = dict(tokens=tokens, tokens_per_s=a * speed, tflops=100 * b, mfu=a * 100 / 181)
-        judge(facts | printed, "", "each within 0.5% of the true value, though not of each other")
+        for i, (rows, n) in enumerate(zip(had, sizes)):
+            epochs = [rows[k : k + n] for k in range(0, len(rows) - n + 1, n)]
+            for k, epoch in enumerate(epochs):
+                twice = [row for row, times in Counter(epoch).items() if times > 1]
+                assert not twice, f"{case}: epoch {k} of source {i} gives row {twice[0]} twice"
+            different = len({tuple(epoch) for epoch in epochs})
+            assert n < 9 or different == len(epochs), (
+                f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
+            )
+
+    def keys() -> None:
+        n = 23
+        first = {}
+        played = {}
+        strange = []
+
+        def play(seed: int, hashed) -> dict[tuple[int, int], list[int]]:
+            """Four epochs of two sources -> (source, epoch): rows."""
+            places = [answer.order(p, [n, n], [3, 3], seed, hashed) for p in range(8 * n)]
+            rows = [[row for s, row in places if s == source] for source in (0, 1)]
+            return {(s, e): rows[s][e * n : e * n + n] for s in (0, 1) for e in range(4)}
+
+        for seed in (1, 2, 3, 11):
+            calls: list[str] = []
+            played[seed] = play(seed, hash_of("?", calls))
+            for (source, epoch), rows in played[seed].items():
+                here = f"epoch {epoch} of source {source} with seed {seed}"
+                other = first.setdefault(tuple(rows), here)
+                assert other == here, f"{here} has the order of {other}, {rows}"
+            strange += [(seed, t) for t in calls if not t.startswith((f"{seed}/0/", f"{seed}/1/"))]
+        assert not strange, (
+            f"hashed is called with {strange[0][1]!r}, and the seed is {strange[0][0]}"
+        )
+        for seed, changed in ((1, 2), (2, 1), (3, 0), (11, 0)):  # a seed, an epoch of source 1
+            start = f"{seed}/1/{changed}/"
+            for (source, epoch), rows in play(seed, hash_of(start)).items():
+                before = played[seed][source, epoch]
+                here = f"epoch {epoch} of source {source}"
+                said = f"hashed gives other numbers for texts that begin with {start}, and {here}"
+                if (source, epoch) == (1, changed):
+                    assert rows != before, f"{said} is as before, {rows}"
+                else:
+                    assert rows == before, f"{said} changes, {before} to {rows}"
+
+    def looks_random() -> None:
+        keys = 1000
+        n = 7
+        n_7 = n
+        counts = Counter(
+            (x, answer.order(x, [n], [1], seed, hash_of())[1])
+            for seed in range(keys)
+            for x in range(n)
+        )
+        for x in range(n):
+            for row in range(n):
+                assert 80 < counts[x, row] < 206, (
+                    f"{n} rows, {keys} seeds: position {x} gets row {row} {counts[x, row]} times, "
+                    f"about {keys // n} are expected; are there enough rounds?"
+                )
+        for n in (2, 3, 5):  # the smallest ones are shuffled too, in all of their orders
+            epochs = {
+                tuple(answer.order(p, [n], [1], seed, hash_of())[1] for p in range(n))
+                for seed in range(100 * n)
+            }
+            missing = {*permutations(range(n))} - epochs
+            assert n == 5 and len(missing) < 10 or not missing, (
+                f"{n} rows: in {100 * n} epochs the order {min(missing)} never came"
+            )
+        pairs = Counter()
+        for seed in range(keys):
+            rows = [answer.order(x, [n_7], [1], seed, hash_of())[1] for x in range(n_7)]
+            pairs.update((b - a) % n_7 for a, b in zip(rows, rows[1:]))
+        for step in range(1, n_7):
+            assert 800 < pairs[step] < 1200, (
+                f"{n_7} rows: in {pairs[step]:,} of {keys * 6:,} places the next row is {step} "
+                f"further on, about {keys:,} are expected"
+            )
+        far = max(answer.order(p, [10**12], [1], 4, hash_of())[1] for p in range(200))
+        assert far > 0.9e12, f"of 10^12 rows the largest of the first 200 is {far:,}"
+        for n in (307, 1013, 30_000, 10**9):  # one shuffle of all: no blocks, no runs
+            rows = [answer.order(p, [n], [1], 3, hash_of())[1] for p in range(300)]
+            steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
+            step, times = steps.most_common(1)[0]
+            assert times < 20, (
+                f"{n:,} rows: successive ones differ by {step} at {times} of 300 places"
+            )
+            tenths = Counter(row * 10 // n for row in rows)
+            empty = [i for i in range(10) if not 8 <= tenths[i] <= 70]
+            assert not empty, (
+                f"{n:,} rows: of the first 300 positions, {tenths[empty[0]]} give a row in tenth "
+                f"{empty[0] + 1} of the source, about 30 are expected"
+            )
+
+    def far_and_large() -> None:
+        start = time.process_time()
+        answer.order(10**6, [7], [1], 5, hash_of())
+        took = time.process_time() - start
+        assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
+        far = [answer.order(7 * 10**15 + i, [7], [1], 5, hash_of())[1] for i in range(7)]
+        assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
+        for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
+            tracemalloc.start()
+            places = [
+                answer.order(p, [n, 5], [3, 1], 1, hash_of()) for p in (0, 17, 10**12, 10**12 + 1)
+            ]
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most < 100_000, f"{n:,} rows: {most:,} bytes of memory"
+            assert len(set(places)) > 2, (
+                f"{n:,} rows: {places} at positions 0, 17, 10^12, 10^12 + 1"
+            )
+
+    for sizes, weights in (
+        ([7], [1]),
+        ([40, 31], [2, 1]),
+        ([12, 25, 9], [5, 3, 2]),
+        ([1, 2], [1, 9]),
+        ([11, 13, 6], [1, 1, 1]),
+    ):
+        shares_and_epochs(sizes, weights)
+    keys()
+    far_and_large()
+    looks_random()

@@ -1,205 +1,210 @@
-"""Exercise 18: forget the intermediate results, and compute them again.
+"""Exercise 18: publish a folder on a disk that forgets.
 
-    recompute(fn, *args) -> fn(*args)
+    publish(disk, "run/step_5", {"weights": b"...", "config": b"..."})
 
-fn takes tensors and returns one tensor; it may use others (weights) from outside. Rules:
-1. the result, and after backward all gradients, are those of fn(*args), bit for bit: of the weights
-   that fn uses, and of every argument that requires one (the others get none). An argument may be a
-   leaf or the result of other operations, may be used elsewhere too, as in x + recompute(fn, x),
-   and may hold whole numbers;
-2. until backward, autograd keeps the arguments and nothing that fn computed in between;
-3. fn runs once in forward and once in backward, and may draw random numbers (dropout): the second
-   time it draws the same, and whoever draws afterwards notices nothing (torch's global generator is
-   left as it was found);
-4. a call inside of fn may be a recompute, too.
-(All is on one device, and nobody uses torch.autocast, whose state would have to be kept as well.)
+Readers consider "run/step_5" complete as soon as it exists. The disk may crash after any operation,
+and then it forgets what was not synced; "run" is there from the start. Rules:
+1. after a crash the folder either does not exist, or holds exactly these files with these bytes;
+2. once `publish` has returned, the folder is there after any crash;
+3. after a crash `publish` is called again with the same arguments. That may crash too, any number
+   of times; if it does not, it must succeed;
+4. what a reader has found stays: a folder that is there after one crash is there, and whole, after
+   the next one;
+5. when `publish` has returned, the folder is the only new name on the disk; all else is as it was.
 
-torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
+The operations of the disk:
+    disk.mkdir(path)        a new folder
+    disk.write(path, data)  a new file, or a file's new content: the old one is gone at once
+    disk.rename(old, new)   as `mv`: if `new` is a folder, `old` is moved into it
+    disk.remove(path)       a file, or a folder with all that is in it
+    disk.exists(path)
+    disk.fsync(path)        of a file: its content lasts; of a folder: its list of names lasts (the
+                            files in it are another matter); the disk's root is ""
+A crash loses content that was not synced, and names that were not: a file may be empty, a folder
+may lack its latest files, a rename may never have happened. Or only the process is killed: then all
+is there when `publish` is called again, and what was not synced is lost in the next crash.
 """
 
 
-def recompute(fn, *args):
-    raise NotImplementedError("write recompute, then: python course/check.py 18")
+def publish(disk, folder: str, files: dict[str, bytes]) -> None:
+    raise NotImplementedError("write publish, then: python course/check.py 18")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import gc
-    import inspect
-    import weakref
+    import random
 
-    import torch
-    import torch.nn.functional as F
+    rng = random.Random(16)
+    named = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
+    letters = "abcdefgh._-"
+    for folder, count in (("run/step_5", -1), ("step_5", 2), ("run/a/step_7", 0), ("run/b", 4)):
+        names = ["".join(rng.choices(letters, k=6)) for _ in range(max(count, 0))]
+        files = {name: rng.randbytes(rng.choice((0, 1, 30))) for name in names}
+        _judge(answer, folder, named if count < 0 else files, rng)
 
-    class Token:
-        pass
 
-    class Probe(torch.autograd.Function):
-        """Gives x back, and leaves a token in the graph: it lives as long as the graph does."""
+class Crash(Exception):
+    pass
 
-        @staticmethod
-        def forward(ctx, x, tokens):
-            ctx.token = Token()
-            tokens.append(weakref.ref(ctx.token))
-            return x.clone()
 
-        @staticmethod
-        def backward(ctx, grad):
-            return grad, None
+class Disk:
+    """A node is [content that lasts, content now]: bytes of a file, {name: node} of a folder."""
 
-    def run(way, fn, make, after=lambda out, *args: out) -> dict:
-        """fn by way of `way` on the tensors that make() returns -> all that can be seen of it."""
-        torch.manual_seed(10)
-        weight = torch.randn(16, 16, requires_grad=True)
-        leaves, args = make()
-        calls = [0]
-        kept = []
-        tokens = []
+    def __init__(self, root: list, operations: int):
+        self.root = root
+        self.left = operations
+        self.log = []
+        self.dead = False
 
-        def counted(*inputs):
-            calls[0] += 1
-            files = [frame.filename for frame in inspect.stack(0)]
-            assert not any(f.endswith("torch/utils/checkpoint.py") for f in files), (
-                "fn is called by torch.utils.checkpoint, which is off limits"
+    def _node(self, path: str) -> list:
+        if self.dead:
+            raise Crash
+        node = self.root
+        for name in path.split("/") if path else ():
+            assert isinstance(node[1], dict) and name in node[1], f"{path} does not exist: {self}"
+            node = node[1][name]
+        return node
+
+    def _names(self, path: str) -> tuple[dict, str]:
+        folder, _, name = path.rpartition("/")
+        return self._node(folder)[1], name
+
+    def _did(self, *operation) -> None:
+        self.log.append(" ".join(map(str, operation)))
+        self.left -= 1
+        if self.left == 0:
+            self.dead = True
+            raise Crash
+
+    def __str__(self) -> str:
+        return "; ".join(self.log) or "nothing was done"
+
+    def exists(self, path: str) -> bool:
+        names, name = self._names(path)
+        return name in names
+
+    def mkdir(self, path: str) -> None:
+        names, name = self._names(path)
+        assert name not in names, f"mkdir {path}, which exists: {self}"
+        names[name] = [{}, {}]
+        self._did("mkdir", path)
+
+    def write(self, path: str, data: bytes) -> None:
+        names, name = self._names(path)
+        names.setdefault(name, [b"", b""])[:] = [b"", bytes(data)]  # empty until it is synced
+        self._did("write", path)
+
+    def rename(self, old: str, new: str) -> None:
+        source, name = self._names(old)
+        target, as_name = self._names(new)
+        node = self._node(old)
+        if as_name in target and isinstance(target[as_name][1], dict):
+            target = target[as_name][1]  # into it
+            as_name = name
+        del source[name]
+        target[as_name] = node
+        self._did("rename", old, new)
+
+    def remove(self, path: str) -> None:
+        self._node(path)
+        names, name = self._names(path)
+        del names[name]
+        self._did("remove", path)
+
+    def fsync(self, path: str) -> None:
+        node = self._node(path)
+        node[0] = dict(node[1]) if isinstance(node[1], dict) else node[1]
+        self._did("fsync", path or "/")
+
+    def after_crash(self, keeps, operations: int = 0) -> "Disk":
+        """keeps(is a folder) -> bool: did what was not synced of this node survive?"""
+
+        def survivor(node: list) -> list:
+            content = node[1] if keeps(isinstance(node[1], dict)) else node[0]
+            if isinstance(content, dict):
+                content = {name: survivor(child) for name, child in content.items()}
+                return [content, dict(content)]
+            return [content, content]
+
+        return Disk(survivor(self.root), operations)
+
+    def found(self, path: str) -> dict | None:
+        """A folder -> its files, None if it does not exist."""
+        if not self.exists(path):
+            return None
+        return {name: node[1] for name, node in self._node(path)[1].items()}
+
+
+def _start() -> Disk:
+    """A disk with other files on it, all of which last."""
+
+    def node(content) -> list:
+        if isinstance(content, dict):
+            content = {name: node(child) for name, child in content.items()}
+            return [content, dict(content)]
+        return [content, content]
+
+    run = {"step_4": {"weights": b"older"}, "a": {}, "notes": b"n"}
+    return Disk(node({"run": run, "step_4": {"config": b"o"}}), 0)
+
+
+def _all_of(node: list):
+    """Everything in a folder: names -> bytes or the same again."""
+    if isinstance(node[1], bytes):
+        return node[1]
+    return {name: _all_of(child) for name, child in node[1].items()}
+
+
+def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
+    import copy
+    from contextlib import suppress
+
+    luck = {
+        "all that was not synced is lost": lambda folder: False,
+        "contents that were not synced are lost": lambda folder: folder,
+        "names that were not synced are lost": lambda folder: not folder,
+        "nothing is lost": lambda folder: True,
+        "some of what was not synced is lost": lambda folder: rng.random() < 0.5,
+    }
+    wanted = _start()
+    parent, _, name = folder.rpartition("/")
+    wanted._node(parent)[1][name] = [{}, {file: [data, data] for file, data in files.items()}]
+    wanted = _all_of(wanted.root)
+
+    def publish(disk: Disk, operations: int, before: str, was_there: bool):
+        """With a crash after so many operations -> returned, the disks that are found after it."""
+        disk.left = operations
+        stories = []
+        with suppress(Crash):
+            answer.publish(disk, folder, dict(files))
+        returned = not disk.dead  # an answer may catch a crash, and still the disk has stopped
+        for what, keeps in luck.items():
+            after = disk.after_crash(keeps)
+            found = after.found(folder)
+            story = f"{before}{disk}; then a crash, {what}"
+            assert found is not None or not returned, f"published, but not there: {story}"
+            assert found is not None or not was_there, (
+                f"{folder} was there, and is gone when publish is called again: {story}"
             )
-            return fn(weight, tokens, *inputs)
+            assert found in (None, files), f"{folder} holds {found}: {story}"
+            stories.append((after, story, found is not None))
+        killed = Disk(copy.deepcopy(disk.root), 0)  # what was found there may still be lost
+        stories.append((killed, f"{before}{disk}; then the process is killed", False))
+        if returned:
+            there = _all_of(disk.root)
+            assert there == wanted, f"the disk holds {there}, wanted is {wanted}: {before}{disk}"
+        return returned, stories
 
-        def pack(t):
-            kept.append(t)
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            out = way(counted, *args)
-        gc.collect()
-        found = dict(calls=calls[0], alive=sum(token() is not None for token in tokens), out=out)
-        own = {t.untyped_storage().data_ptr() for t in (*args, weight, out)}
-        storages = {t.untyped_storage().data_ptr(): t for t in kept if t.is_floating_point()}
-        found["kept"] = sum(t.nbytes for at, t in storages.items() if at not in own)
-        found["drawn after forward"] = torch.rand(3)
-        if out.requires_grad:
-            after(out, *args).square().sum().backward()
-        found |= {"calls with backward": calls[0], "drawn after backward": torch.rand(3)}
-        found["grads"] = {"the weight": weight.grad}
-        found["grads"] |= {f"argument {i}": leaf.grad for i, leaf in enumerate(leaves)}
-        return found
-
-    def compare(case, *how, runs=(1, 2), **named):
-        try:
-            ours = run(answer.recompute, *how, **named)
-        except NotImplementedError:  # not begun; Python counts it as a RuntimeError
-            raise
-        except RuntimeError as error:
-            raise AssertionError(f"{str(error).splitlines()[0]}: {case}") from error
-        plain = run(lambda fn, *args: fn(*args), *how, **named)
-        assert torch.equal(ours["out"], plain["out"]), f"another result: {case}"
-        assert ours["out"].requires_grad == plain["out"].requires_grad, (
-            f"the result {'wants a' if ours['out'].requires_grad else 'has no'} gradient: {case}"
-        )
-        assert ours["alive"] == 0 and ours["kept"] == 0, (
-            f"rule 2: {ours['kept']:,} bytes of what fn computed and {ours['alive']} operations of "
-            f"its graph are kept until backward, should be 0 and 0: {case}"
-        )
-        assert (ours["calls"], ours["calls with backward"]) == runs, (
-            f"rule 3: fn ran {ours['calls']} times before and {ours['calls with backward']} times "
-            f"after backward, should be {runs}: {case}"
-        )
-        for name, expected in plain["grads"].items():
-            found = ours["grads"][name]
-            assert (found is None) == (expected is None), (
-                f"rule 1: the gradient of {name} is {found if found is None else 'there'}, should "
-                f"be {expected if expected is None else 'there'}: {case}"
-            )
-            assert found is None or torch.equal(found, expected), (
-                f"rule 1: the gradient of {name} is off by {(found - expected).abs().max():.2g}, "
-                f"should be the same bits: {case}"
-            )
-        for when in ("drawn after forward", "drawn after backward"):
-            assert torch.equal(ours[when], plain[when]), (
-                f"rule 3: numbers {when} are {ours[when].tolist()}, not {plain[when].tolist()}: "
-                f"{case}"
-            )
-
-    def deep(dropout):
-        def fn(weight, tokens, a, b):
-            for _ in range(6):
-                a = Probe.apply(torch.tanh(a @ weight) * b, tokens)
-                a = F.dropout(a, dropout)
-            return a
-
-        return fn
-
-    def leaves(*wants):
-        def make():
-            made = [torch.randn(8, 16, requires_grad=want) for want in wants]
-            return made, made
-
-        return make
-
-    for wants in ((True, True), (False, True), (True, False), (False, False)):
-        for dropout in (0.0, 0.3):
-            case = f"two leaves that want gradients {wants}, dropout {dropout}"
-            compare(case, deep(dropout), leaves(*wants))
-
-    def computed():
-        a, b = (torch.randn(8, 16, requires_grad=True) for _ in range(2))
-        return [a, b], [a * 2, b.exp()]
-
-    compare("arguments that are results of other operations", deep(0.0), computed)
-    compare(
-        "x + recompute(fn, x, y), x a leaf",
-        deep(0.2),
-        leaves(True, True),
-        lambda out, x, y: x + out,
-    )
-    compare("x + recompute(fn, x, y), x computed", deep(0.2), computed, lambda out, x, y: x + out)
-
-    def twice():
-        a = torch.randn(8, 16, requires_grad=True)
-        return [a], [a, a]
-
-    compare("recompute(fn, x, x)", deep(0.0), twice)
-
-    def indices():
-        table = torch.randn(5, 16, requires_grad=True)
-        return [table], [torch.randint(5, (8,)), table]
-
-    compare(
-        "an argument of whole numbers",
-        lambda weight, tokens, i, t: torch.tanh(t[i] @ weight),
-        indices,
-    )
-
-    def three():
-        made = [torch.randn(8, 16, requires_grad=i != 1) for i in range(3)]
-        return made, made
-
-    def of_three(weight, tokens, a, b, c):
-        return torch.tanh(a @ weight * b) @ weight + c.sin()
-
-    compare("three arguments, the second wants no gradient", of_three, three)
-
-    def nested(weight, tokens, a):
-        def inner(z):
-            return F.dropout(torch.tanh(Probe.apply(z, tokens) @ weight), 0.3)
-
-        return torch.tanh(answer.recompute(inner, torch.sin(a)))
-
-    compare("a recompute inside of fn", nested, leaves(True))
-
-    def chained(way, dropout=0.3):
-        """Two in a row, seen from outside: the dice of the first must not disturb the second."""
-        torch.manual_seed(11)
-        w, x = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
-        fn = lambda z: F.dropout(torch.tanh(z @ w), dropout)
-        out = way(fn, way(fn, x))
-        out.square().sum().backward()
-        return out, x.grad, w.grad
-
-    both = chained(answer.recompute), chained(lambda fn, *args: fn(*args))
-    for name, found, expected in zip(("result", "gradient of x", "weight's gradient"), *both):
-        assert torch.equal(found, expected), f"recompute(fn, recompute(fn, x)): another {name}"
-    x = torch.randn(8, 16, requires_grad=True)
-    with torch.no_grad():
-        out = answer.recompute(lambda z: z.tanh(), x)
-    assert not out.requires_grad and torch.equal(out, x.detach().tanh()), (
-        "under no_grad the result is another, or wants a gradient"
-    )
+    for first in range(1, 200):
+        returned, stories = publish(_start(), first, "", False)
+        for after, story, there in stories:
+            for second in range(1, 200):
+                again = Disk(copy.deepcopy(after.root), 0)
+                twice, last = publish(again, second, f"{story}; again: ", there)
+                for disk, told, found in last if second % 3 == first % 3 else last[-1:]:
+                    publish(disk, 0, f"{told}; again: ", found)
+                if twice:
+                    break
+            assert twice, f"publish did not return within 200 operations: {story}"
+        if returned:
+            return
+    raise AssertionError("publish did not return within 200 operations")

@@ -1,201 +1,103 @@
-"""Exercise 20: one step of Muon.
+"""Exercise 20: merge the attention over two blocks of keys.
 
-    polar(G) -> U V^T, nearly; G is a float64 matrix of numpy, G = U S V^T
+    merge(o1, lse1, o2, lse2) -> o, lse
 
-by matrix products `@`, sums, and multiplication with numbers; np.linalg.norm is allowed, and
-nothing else that takes a matrix apart.
-1. The result R, of G's shape, is U diag(r) V^T with the U and V of G. For every singular value s of
-   G of at least 0.001 times G's Frobenius norm, r is within 0.15 of 1: the lesson's five
-   polynomials (`from optim import POLAR_EXPRESS`) do that. A smaller s gives an r from 0 to 1.15,
-   and s = 0 gives r = 0 (so zeros give zeros).
-2. The length of G must not matter: 1e-200 times G gives the same R.
-3. Products are counted in multiplications: (a x b) @ (b x c) takes abc. With the short side m and
-   the long side n of G, you may use 6 (2 m^2 n + m^3): six iterations of the lesson's kind, on the
-   short side. The arrays that you get count their products: keep their type (np.asarray would take
-   it away).
-4. G itself is not changed.
-
-    muon(W, G, average, lr, momentum, polar) -> None; W, G, average: torch tensors (rows, columns)
-
-changes W and `average` in place, G not at all. First `average` moves towards the gradient G by the
-share 1 - momentum of the way. Then Nesterov looks ahead: from G, by the share `momentum` of the way
-to the new average. Of this matrix take polar(..), which is called once with a tensor and gives a
-tensor: the judge, and the trainer that calls muon, bring it. W goes `lr` times that way downhill,
-and a matrix with more rows than columns sqrt(rows / columns) times as far.
-
-Starred: accurate_polar(G, tolerance) with r within `tolerance` of 1 for s down to 3e-4, with 8
-iterations for a tolerance of 0.01, 9 for 1e-5, 10 for 1e-12. Which of the five polynomials, used
-twice, makes small values larger and leaves none above 2? And which a x + b x^3 + c x^5 brings what
-is near 1 nearest to 1? If you write it, it is judged too.
+Each of n queries has attended to one block of keys, then to another: o (n, D) is the softmax's
+weighted mean of the values *in that block*, lse (n,) the log of the sum of the exponentials of its
+scores. The result is both for the two blocks together, as if all keys had been in one.
+1. Scores may be 20,000 or -20,000: nothing overflows.
+2. A query for which a block is wholly masked has lse = -inf and o = 0 there; if both are, so has
+   the result: no NaN, ever.
+3. The arguments stay as they are; the dtype too. The results are new arrays.
 """
 
 import numpy as np
-from torch import Tensor
 
 
-def polar(G: np.ndarray) -> np.ndarray:
-    raise NotImplementedError("write polar, then: python course/check.py 20")
-
-
-def muon(W: Tensor, G: Tensor, average: Tensor, lr: float, momentum: float, polar) -> None:
-    raise NotImplementedError("write muon too, then: python course/check.py 20")
+def merge(
+    o1: np.ndarray, lse1: np.ndarray, o2: np.ndarray, lse2: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    raise NotImplementedError("write merge, then: python course/check.py 20")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import sys
-    from contextlib import ExitStack
-    from unittest.mock import patch
+    rng = np.random.default_rng(5)
 
-    import torch
+    def attend(scores, v):
+        """softmax(scores) v and lse in float64; a row of -inf gives 0 and -inf."""
+        top = scores.max(1, keepdims=True)
+        weights = np.exp(scores - np.where(np.isinf(top), 0, top))  # (n, keys)
+        total = weights.sum(1, keepdims=True)
+        with np.errstate(divide="ignore"):
+            lse = (np.log(total) + np.where(np.isinf(top), 0, top))[:, 0]
+        return weights @ v / np.where(total == 0, 1, total), lse
 
-    class Counted(np.ndarray):
-        """A float64 matrix that counts the multiplications of its products in `Counted.spent`."""
-
-        spent = 0
-
-        def __array_ufunc__(self, ufunc, method, *inputs, **options):
-            plain = [x.view(np.ndarray) if isinstance(x, Counted) else x for x in inputs]
-            if options.get("out"):
-                options["out"] = tuple(x.view(np.ndarray) for x in options["out"])
-            if ufunc is np.matmul:
-                a, b = (np.shape(x) for x in plain)
-                Counted.spent += int(np.prod(a)) * (b[-1] if len(b) > 1 else 1)
-            result = getattr(ufunc, method)(*plain, **options)
-            return result.view(Counted) if isinstance(result, np.ndarray) else result
-
-        def __array_function__(self, function, types, args, options):
-            name = function.__name__
-            assert name not in ("dot", "einsum", "tensordot", "inner", "vdot", "matrix_power"), (
-                f"np.{name} is not counted: write products as A @ B"
+    def check(name, scores, cuts, dtype=np.float64, width=3):
+        v = rng.normal(size=(scores.shape[1], width))
+        name += f", {len(scores)} queries, D {width}"
+        edges = [0, *cuts, scores.shape[1]]
+        parts = [attend(scores[:, a:b], v[a:b]) for a, b in zip(edges, edges[1:])]
+        parts = [(o.astype(dtype), lse.astype(dtype)) for o, lse in parts]
+        o, lse = parts[0]
+        for o2, lse2 in parts[1:]:
+            given = [x.copy() for x in (o, lse, o2, lse2)]
+            with np.errstate(all="ignore"):
+                o_new, lse_new = answer.merge(*given)
+            same = all(
+                np.array_equal(a, b, equal_nan=True) for a, b in zip(given, (o, lse, o2, lse2))
             )
-            return super().__array_function__(function, types, args, options)
-
-        def dot(self, *_):
-            raise AssertionError("A.dot(B) is not counted: write products as A @ B")
-
-    def alone(function, *args):
-        """Call it where nothing takes a matrix apart."""
-
-        def forbid(name: str):
-            def forbidden(*args, **options):
-                raise AssertionError(f"linalg.{name} is not allowed: use products")
-
-            return forbidden
-
-        with ExitStack() as stack:
-            for module in (np.linalg, torch.linalg):
-                for name in {*dir(module)} - {"norm", "vector_norm"}:
-                    if name.islower() and name[0] != "_" and callable(getattr(module, name)):
-                        stack.enter_context(patch.object(module, name, forbid(name)))
-            modules = {f"scipy{part}": None for part in ("", ".linalg", ".linalg.lapack")}
-            stack.enter_context(patch.dict(sys.modules, modules))
-            stack.enter_context(np.errstate(all="ignore"))
-            try:
-                return function(*args)
-            except ImportError as error:
-                raise AssertionError(f"products alone: {error}") from None
-
-    rng = np.random.default_rng(20)
-
-    def judge(polar, name, shape, s, tolerance, least, most, length=1.0) -> None:
-        m = min(shape)
-        n = max(shape)
-        U, V = (np.linalg.qr(rng.normal(size=(side, m)))[0] for side in shape)
-        s = np.array([*s, *[0.0] * (m - len(s))])
-        G = length * ((U * s) @ V.T)
-        given = G.copy().view(Counted)
-        Counted.spent = 0
-        case = f"{name}, {shape[0]} x {shape[1]}, tolerance {tolerance:g}"
-        R = alone(polar, given)
-        assert isinstance(R, np.ndarray) and R.shape == shape, f"{case}: got {type(R)}"
-        R = R.view(np.ndarray)
-        spent = Counted.spent
-        iteration = 2 * m * m * n + m**3
-        assert np.array_equal(given.view(np.ndarray), G), f"rule 4: {case}: G was changed"
-        assert np.isfinite(R).all(), f"{case}: NaN or infinity in the result"
-        assert not s.any() or spent >= 2 * iteration, (
-            f"{case}: {spent:,} multiplications were counted; keep the type of what you get"
-        )
-        assert spent <= most * iteration, (
-            f"rule 3: {case}: {spent:,} multiplications, allowed {most * iteration:,}"
-        )
-        found = U.T @ R @ V
-        share = s / max(np.linalg.norm(s), 1e-300)
-        r = np.diag(found)
-        kept = share >= least
-        for value, part, must in zip(r, share, kept):
-            low = 1 - tolerance if must else 0
-            high = 1 + tolerance if part > 1e-12 else 0
-            spare = 1e-13 if must else 1e-6  # rounding
-            assert low - spare <= value <= high + spare, (
-                f"rule 1: {case}: s of {part:.2e} of the norm became {value:.14g}"
+            assert same, f"{name}: an argument was changed"
+            alias = any(np.shares_memory(x, y) for x in (o_new, lse_new) for y in given)
+            assert not alias, f"{name}: a result shares memory with an argument"
+            assert o_new.dtype == lse_new.dtype == dtype, (
+                f"{name}: {dtype.__name__} became {o_new.dtype} and {lse_new.dtype}"
             )
-        off = np.abs(found - np.diag(r))[np.ix_(kept, kept)].max(initial=0)
-        assert off < 1e-9, f"rule 1: {case}: U or V changed: {off:.1e} outside of the diagonal"
-        if s.any():
-            outside = np.linalg.norm(R - (U * r) @ V.T)
-            assert outside < 1e-6, f"rule 1: {case}: {outside:.1e} in directions that G lacks"
+            o = o_new
+            lse = lse_new
+        want, want_lse = attend(scores, v)
+        tol = 1e-4 if dtype == np.float32 else 1e-9
+        shapes = f"{o.shape} and {lse.shape}, not {want.shape} and {want_lse.shape}"
+        assert o.shape == want.shape and lse.shape == want_lse.shape, f"{name}: shapes {shapes}"
+        for what, got, right in (("o", o, want), ("lse", lse, want_lse)):
+            bad = ~np.isclose(got, right, rtol=tol, atol=tol)
+            if bad.any():
+                at = tuple(np.argwhere(bad)[0].tolist())
+                raise AssertionError(f"{name}: {what}{list(at)} is {got[at]}, not {right[at]}")
 
-    versions = [(answer.polar, 0.15, 1e-3, 6)]
-    if hasattr(answer, "accurate_polar"):
-        for tolerance, k in ((0.01, 8), (1e-5, 9), (1e-12, 10)):
-            accurate = lambda G, tolerance=tolerance: answer.accurate_polar(G, tolerance)
-            versions.append((accurate, tolerance, 3e-4, k))
-    for polar, *limits in versions:
-        judge(polar, "all singular values equal", (12, 12), [1.0] * 12, *limits)
-        judge(polar, "one singular value", (1, 9), [2.5], *limits)
-        judge(polar, "a column", (9, 1), [2.5], *limits)
-        spread = np.geomspace(1, 8e-4, 24)
-        for name, shape in (("square", (24, 24)), ("tall", (160, 24)), ("wide", (24, 160))):
-            judge(polar, f"s down to 0.0008 of the largest, {name}", shape, spread, *limits)
-        judge(polar, "the same, times 1e-200", (24, 40), spread, *limits, 1e-200)
-        judge(polar, "the same, times 1e200", (40, 24), spread, *limits, 1e200)
-        judge(polar, "half of the directions missing", (16, 20), [1.0] * 8, *limits)
-        judge(polar, "s between 1e-7 and 1", (20, 30), np.geomspace(1, 1e-7, 20), *limits)
-        judge(polar, "zeros", (5, 7), [], *limits)
-        for _ in range(6):
-            m, n = (int(side) for side in rng.integers(2, 30, 2))
-            s = 10 ** rng.uniform(-3.5, 1, min(m, n))
-            judge(polar, "random", (m, n), s, *limits, 10.0 ** rng.integers(-20, 20))
-        for s in np.geomspace(2e-4, 1, 40):  # one small value, wherever it is
-            judge(polar, "one small value", (2, 3), [1.0, float(s)], *limits)
-
-    draw = torch.Generator().manual_seed(20)
-    for rows, columns, lr, momentum in (
-        (4, 4, 0.5, 0.9),
-        (8, 2, 0.1, 0.95),
-        (3, 12, 2.0, 0.0),
-        (1, 5, 0.1, 0.5),
-        (6, 3, 0.0, 0.9),
-    ):
-        W, average = torch.randn(2, rows, columns, generator=draw, dtype=torch.float64)
-        right_W = W.clone()
-        right_average = average.clone()
-        for step in range(4):
-            G = torch.randn(rows, columns, generator=draw, dtype=torch.float64)
-            given = G.clone()
-            asked = []
-
-            def stand_in(M: Tensor, asked=asked) -> Tensor:
-                asked.append(M.clone())
-                return M.tanh()
-
-            case = f"muon, {rows} x {columns}, lr {lr}, momentum {momentum}, step {step}"
-            result = answer.muon(W, given, average, lr, momentum, stand_in)
-            assert result is None, f"{case}: returned {type(result)}; W changes in place"
-            assert torch.equal(given, G), f"{case}: G was changed"
-            right_average = torch.lerp(G, right_average, momentum)
-            assert torch.allclose(average, right_average, rtol=1e-12), (
-                f"{case}: average is off by {(average - right_average).abs().max():.3g}"
-            )
-            assert len(asked) == 1, f"{case}: polar was called {len(asked)} times"
-            ahead = torch.lerp(G, right_average, momentum)
-            assert torch.allclose(asked[0], ahead, rtol=1e-12), (
-                f"{case}: polar was asked for another matrix, off by "
-                f"{(asked[0] - ahead).abs().max():.3g}"
-            )
-            further = lr * max(rows, columns) ** 0.5 / columns**0.5
-            right_W = torch.sub(right_W, ahead.tanh(), alpha=further)
-            assert torch.allclose(W, right_W, rtol=1e-12), (
-                f"{case}: W is off by {(W - right_W).abs().max():.3g}"
-            )
+    scores = rng.normal(size=(6, 12))
+    check("two equal blocks", scores, [6])
+    check("blocks of 1 and 11", scores, [1])
+    check("four blocks, one by one", scores, [2, 5, 9])
+    check("float32", scores, [5], np.float32)
+    for n, width in ((1, 1), (1, 64), (17, 2), (3, 3), (8, 1), (0, 4)):
+        check("any shape", rng.normal(size=(n, 10)), [4, 7], width=width)
+    check("one query, one key in each block", rng.normal(size=(1, 2)), [1], width=5)
+    steep = scores.copy()
+    steep[:, 7:] += 3
+    check("the second block weighs more", steep, [7])
+    for shift in (1000, -1000):
+        check(f"scores near {shift:,}", scores + shift, [4, 8])
+        check(f"scores near {shift:,} in float32", scores + shift, [6], np.float32)
+    for shift in (20_000, -20_000):
+        check(f"scores near {shift:,}", scores + shift, [4, 8], width=7)
+    for above in (9, 15, 25):  # where a small weight still counts
+        tilted = scores.copy()
+        tilted[:, :6] += above
+        check(f"the first block {above} above the second", tilted, [6])
+    far = scores.copy()
+    far[:, :6] += 800
+    check("the first block 800 above the second", far, [6])
+    check("the second block 800 above the first", far[:, ::-1], [6])
+    apart = scores + np.array([0, 3000, -3000, 0, 5000, -5000])[:, None]
+    check("queries whose scores differ by thousands", apart, [4, 8])
+    causal = np.where(np.arange(6)[:, None] * 2 >= np.arange(12), scores, -np.inf)
+    check("causal: some queries see nothing of the second block", causal, [6])
+    check("causal, the blocks in reverse", causal[:, ::-1], [6])
+    check("causal, three blocks", causal, [4, 8])
+    masked = causal.copy()
+    masked[2] = -np.inf
+    check("a query that sees nothing at all", masked, [3, 7])
+    for i, cuts in ((slice(0, 6), [6]), (slice(6, 12), [6])):
+        hidden = scores.copy()
+        hidden[:, i] = -np.inf
+        check("a block that nobody sees", hidden, cuts)

@@ -1,150 +1,102 @@
-"""Exercise 21: a schedule, and the best learning rate from a grid of runs.
+"""Exercise 21: find the wrong field of a training log line.
 
-    rate(step, steps, warmup) -> what the learning rate is multiplied by at `step`, from 0 on
+A line is a dict. These fields are facts, never wrong:
+    gpu (device name), gpus, rows (of a micro-batch of one GPU), seq_len, grad_accum, dt_s (seconds
+    per step), flops_per_token
+These four are computed from them, each printed with three correct digits (1.05e6, say):
+    tokens         of a step: all GPUs, all micro-batches
+    tokens_per_s   of all GPUs
+    tflops         10^12 FLOP/s of one GPU
+    mfu            a fraction of the dense bf16 peak, `flops.peak_flops(gpu)`; None if the name is
+                   not in that table
 
-It rises in a straight line over the first `warmup` steps: 1/warmup at step 0, 1 at step warmup - 1
-(a warmup of 0 or 1 is none). Then it is 1. Over the second half of the `steps` it falls in a
-straight line from 1 at step steps/2 to 0 at step `steps`, which is not taken any more, so the last
-step still moves. Where both lines are below 1, it is the lower of the two.
-
-    rate(0, 100, 20) -> 0.05    rate(40, 100, 20) -> 1    rate(75, 100, 20) -> 0.5
-
-    best_rate({0.01: [2.4, 2.5], 0.02: [2.1, 2.2], 0.04: [2.4, 2.5]}) -> 0.02
-    best_rate({0.01: [2.4], 0.02: [2.2], 0.04: [2.1]}) -> "higher"
-
-`results` maps each rate to the losses of its runs, one for each seed; their order means nothing.
-1. A rate with a loss that is NaN or infinite has diverged; it is worse than any rate that has not.
-   If all have diverged, the answer is "lower".
-2. Otherwise compare mean losses. If the best rate is the lowest of the grid, the answer is "lower",
-   if it is the highest, "higher": nothing is known beyond the edge. If the grid has one rate only,
-   the answer is "higher". (No two means in the judge's cases are equal.)
-3. If the best rate's neighbours have both not diverged, and every rate has two runs or more, ask
-   whether the seeds allow an answer. The standard error of a rate's mean is
-   sqrt(variance of its losses / number of runs), with the unbiased variance. If the better of the
-   two neighbours is not worse than the best by more than the root of the sum of the squares of
-   their two standard errors, the answer is "seeds": more of them are needed.
-4. Otherwise the answer is the lowest point of the parabola over the logarithm of the rate that goes
-   through the best and its two neighbours. The rates may be spaced unevenly. If a neighbour has
-   diverged, there is no parabola, and the answer is the best rate itself.
+audit(line) -> the first of the four, in this order, that does not follow from the facts; "" if all
+do. Three digits may be off by 0.5% of the true value (1.005 is printed as 1.00); what is off by
+more is wrong.
 """
 
 
-def rate(step: int, steps: int, warmup: int) -> float:
-    raise NotImplementedError("write rate, then: python course/check.py 21")
-
-
-def best_rate(results: dict[float, list[float]]) -> float | str:
-    raise NotImplementedError("write best_rate too, then: python course/check.py 21")
+def audit(line: dict) -> str:
+    raise NotImplementedError("write audit, then: python course/check.py 21")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import copy
-    import math
     import random
 
-    rng = random.Random(21)
-    inf = math.inf
-    nan = math.nan
+    rng = random.Random(7)
+    cards = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA L40": 181e12, "NVIDIA A100-SXM4-80GB": 312e12}
+    cards |= {
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA B200": 2.25e15,
+        "NVIDIA GeForce RTX 4090": 165.2e12,
+    }
+    cards |= {"NVIDIA RTX A4000": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None}
 
-    def multiplier(step: int, steps: int, warmup: int, right: float) -> None:
-        found = answer.rate(step, steps, warmup)
-        assert math.isclose(found, right, rel_tol=1e-6), (
-            f"rate({step}, {steps}, {warmup}) is {found}, not {right}"
+    def digits(x: float) -> float:
+        return float(f"{x:.3g}")
+
+    def true_line() -> dict:
+        gpu = rng.choice(list(cards))
+        gpus = rng.choice([1, 2, 8, 64])
+        facts = dict(gpu=gpu, gpus=gpus, rows=rng.choice([4, 16, 32]), seq_len=2048)
+        facts |= dict(grad_accum=rng.choice([2, 3, 8]), flops_per_token=rng.uniform(1e9, 9e9))
+        tokens = facts["rows"] * 2048 * facts["grad_accum"] * gpus
+        tflops = 40 + 60 * rng.random()
+        facts["dt_s"] = tokens * facts["flops_per_token"] / gpus / (tflops * 1e12)
+        mfu = cards[gpu] and digits(tflops * 1e12 / cards[gpu])
+        printed = dict(tokens=digits(tokens), tokens_per_s=digits(tokens / facts["dt_s"]))
+        return facts | printed | dict(tflops=digits(tflops), mfu=mfu)
+
+    def judge(line: dict, expected: str, why: str) -> None:
+        given = dict(line)
+        said = answer.audit(given)
+        assert given == line, f"audit has changed the line to {given}"
+        shown = ", ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in line.items()
         )
+        assert said == expected, f"{why}: expected {expected!r}, audit says {said!r} of {shown}"
 
-    def on_line(x: float, x0: float, y0: float, x1: float, y1: float) -> float:
-        return (y0 * (x1 - x) + y1 * (x - x0)) / (x1 - x0)
-
-    for steps, warmup in ((100, 20), (101, 1), (7, 0), (1200, 20), (1, 0), (10, 5), (64, 32)):
-        for step in range(steps):
-            if step < warmup - 1:
-                right = on_line(step, 0, 1 / warmup, warmup - 1, 1)
-            else:
-                right = on_line(step, steps / 2, 1, steps, 0) if step > steps / 2 else 1
-            multiplier(step, steps, warmup, right)
-    multiplier(9, 20, 40, 0.25)  # still rising
-    multiplier(15, 20, 40, 0.4)  # it rises at 0.4, where falling would give 0.5
-    multiplier(18, 20, 40, 0.2)
-    multiplier(10**9 - 1, 10**9, 2000, 2e-9)
-
-    def judge(results: dict, expected: float | str, why: str) -> None:
-        given = copy.deepcopy(results)
-        said = answer.best_rate(given)
-        assert repr(given) == repr(results), f"{why}: the results were changed: {results}"
-        words = isinstance(said, str) or isinstance(expected, str)
-        same = said == expected if words else said and abs(said / expected - 1) < 1e-6
-        assert same, f"{why}: expected {expected!r}, got {said!r} for {results}"
-
-    judge({0.01: [2.4, 2.5], 0.02: [2.1, 2.2], 0.04: [2.4, 2.5]}, 0.02, "symmetric")
-    judge({0.01: [2.4], 0.02: [2.2], 0.04: [2.1]}, "higher", "the best is the highest rate")
-    judge({0.01: [2.1], 0.02: [2.2], 0.04: [2.4]}, "lower", "the best is the lowest rate")
-    judge({0.3: [2.1]}, "higher", "one rate")
-    judge({0.3: [nan]}, "lower", "one rate, diverged")
-    judge({0.1: [inf, 2.0], 0.2: [nan, 1.0]}, "lower", "all diverged")
-    judge({0.1: [2.0, 2.1], 0.2: [1.0, nan]}, "lower", "only the lowest rate has not diverged")
-    judge({0.1: [nan], 0.2: [2.0], 0.4: [2.1]}, 0.2, "its lower neighbour has diverged")
-    judge({0.1: [2.2], 0.2: [2.0], 0.4: [inf]}, 0.2, "its higher neighbour has diverged")
-    judge({0.1: [2.1], 0.2: [2.0, nan], 0.4: [1.9]}, "higher", "diverged between two that have not")
-    judge({0.1: [2.5], 0.2: [nan], 0.4: [1.9], 0.8: [2.0]}, 0.4, "a seed diverged at its neighbour")
-    judge({1: [2.0, 2.2], 2: [1.98, 2.2], 4: [3.0, 3.1]}, "seeds", "the difference is 0.01, +-0.15")
-    judge({1: [3.0, 3.1], 2: [1.98, 2.2], 4: [2.0, 2.2]}, "seeds", "the other neighbour is as good")
-    few = {1: [1.0, 5.2], 2: [2.0], 4: [1.0, 5.2]}
-    judge(few, 2, "the best has one run, so no standard error")
-    few = {1: [1.0, 5.2], 2: [2.0, 2.1], 4: [1.0, 5.2], 8: [9.0]}
-    judge(few, 2, "one of the rates has one run")
-    far = {1: [3.0, 3.0], 2: [2.0, 2.1], 4: [3.0, 3.0], 8: [2.06, 2.07], 16: [5.0, 5.0]}
-    judge(far, 2, "a rate that is as good, but no neighbour")
-
-    for _ in range(60):  # means that lie on a parabola; the seeds' deviations cancel
-        rates = [rng.uniform(0.001, 0.1)]
-        for _ in range(rng.randint(2, 6)):
-            rates.append(rates[-1] * rng.uniform(1.3, 4))
-        logs = [math.log(rate) for rate in rates]
-        at = rng.uniform(logs[0] - 0.5, logs[-1] + 0.5)
-        bend = rng.uniform(0.1, 2)
-        floor = rng.uniform(1, 3)
-        seeds = rng.randint(1, 4)
-        means = [floor + bend * (x - at) ** 2 for x in logs]
-        best = min(range(len(rates)), key=lambda i: means[i])
-        expected = "lower" if best == 0 else "higher" if best == len(rates) - 1 else math.exp(at)
-        gap = sorted(means)[1] - means[best]
-        spread = rng.uniform(0, 0.3) * gap
-        results = {}
-        for rate, mean in zip(rates, means):
-            offsets = [rng.uniform(-spread, spread) for _ in range(seeds)]
-            middle = sum(offsets) / seeds
-            results[rate] = [mean + offset - middle for offset in offsets]
-        items = list(results.items())
-        rng.shuffle(items)
-        judge(dict(items), expected, f"the lowest point is at {math.exp(at):.4g}")
-        inner = 0 < best < len(rates) - 1
-        if inner and len(rates) > 3:  # a rate far away diverges, or has one run: no change
-            away = next(i for i in range(len(rates)) if abs(i - best) > 1)
-            judge(results | {rates[away]: [nan, 1.0]}, expected, "a rate far away has diverged")
-        if inner:
-            side = rates[best + rng.choice((-1, 1))]
-            judge(results | {side: [rng.choice((nan, inf))]}, rates[best], "a neighbour diverged")
-
-    # how large a difference has to be: n runs, deviations of -d, 0 and d, so the error of a mean is
-    # d sqrt(2 / (n - 1) / n)
-    for d, n in ((0.01, 3), (0.1, 4), (1.0, 6), (0.3, 12)):
-        for factor, more in ((0.98, True), (1.02, False)):
-            gap = factor * d * (4 / (n - 1) / n) ** 0.5  # of two means
-            off = [-d, d, *[0.0] * (n - 2)]
-            wings = {r: [4 + gap + x for x in off] for r in (1, 4)}
-            results = wings | {2: [4 + x for x in off]}
-            judge(results, "seeds" if more else 2, f"{gap:.4g}, errors of {n} runs")
-            one = {rate: sum(losses) / n for rate, losses in results.items()}
-            judge({rate: [mean] for rate, mean in one.items()}, 2, "one run each: no error known")
-            worse = results | {4: [9 - 3 * d, 9.0, 9 + 3 * d]}
-            if more:
-                judge(worse, "seeds", "the worse neighbour's errors do not matter")
-    # the errors of the best and of its better neighbour count, and no others
-    calm = [2.0, 2.0]
-    wild = [1.0, 9.0]
-    judge({1: [3.0, 3.0], 2: calm, 4: [3.0, 3.0], 8: wild}, 2, "a noisy rate that is no neighbour")
-    judge({1: [2.0, 4.0], 2: [2.0, 2.1], 4: [4.0, 4.1]}, "seeds", "0.95 apart, error 1.0")
-    judge({1: [3.0, 3.0], 2: [1.0, 3.1], 4: [4.0, 4.1]}, "seeds", "0.95 apart, error 1.05")
-    judge(
-        {1: [3.0, 3.0], 2: [2.0, 2.0], 4: [0.0, 6.02]}, 1.99655448, "the calm neighbour is better"
-    )
+    fields = ("tokens", "tokens_per_s", "tflops", "mfu")
+    for _ in range(60):
+        line = true_line()
+        judge(line, "", "nothing is wrong here")
+        for field in fields:
+            if line[field] is not None:
+                for factor in (0.97, 1.03, 1 / line["grad_accum"], 0.985, 1.015):
+                    judge(line | {field: line[field] * factor}, field, f"{field} x {factor:.3g}")
+        few = line["tokens"] // line["grad_accum"]
+        wrong = dict(tokens=few, tokens_per_s=few / line["dt_s"])
+        judge(line | wrong, "tokens", "tokens and speed of one micro-batch")
+        first, second = sorted(rng.sample(range(3), 2))
+        both = {fields[i]: 1.2 * line[fields[i]] for i in (first, second)}
+        judge(line | both, fields[first], f"{fields[first]} and {fields[second]} x 1.2")
+        if line["mfu"]:
+            wrong_mfu = {
+                "the peak of sparse matrices, twice the dense one": line["mfu"] / 2,
+                "MFU in percent": 100 * line["mfu"],
+                "None for a card whose peak is known": None,
+                "0% for a card whose peak is known": 0.0,
+            }
+            if line["gpus"] > 1:
+                wrong_mfu["all GPUs over the peak of one"] = line["mfu"] * line["gpus"]
+                wrong_mfu["one GPU over the peak of all"] = line["mfu"] / line["gpus"]
+            for why, value in wrong_mfu.items():
+                judge(line | dict(mfu=value), "mfu", why)
+                judge(
+                    line | dict(mfu=value, tflops=line["tflops"] * 2), "tflops", f"2 x, and {why}"
+                )
+        else:
+            judge(line | dict(mfu=0.0), "mfu", "0% for a card whose peak is unknown")
+            judge(line | dict(mfu=0.4), "mfu", "40% for a card whose peak is unknown")
+    facts = dict(gpu="NVIDIA L40", gpus=8, rows=16, seq_len=2048, grad_accum=2)
+    tokens = 16 * 2048 * 2 * 8
+    facts |= dict(flops_per_token=2e9, dt_s=tokens * 2e9 / 8 / 100e12)
+    exact = dict(tokens=tokens, tokens_per_s=tokens / facts["dt_s"], tflops=100.0, mfu=100 / 181)
+    for field in fields:
+        for off in (-0.0049, 0.0049, -0.0045, 0.0045, -0.0052, 0.0052, -0.0055, 0.0055, 0.008):
+            line = facts | exact | {field: exact[field] * (1 + off)}
+            judge(line, "" if abs(off) < 0.005 else field, f"{field} is {off:+.2%} off")
+    speed = exact["tokens_per_s"]
+    for a, b in ((0.996, 1.004), (1.004, 0.996)):
+        printed = dict(tokens=tokens, tokens_per_s=a * speed, tflops=100 * b, mfu=a * 100 / 181)
+        judge(facts | printed, "", "each within 0.5% of the true value, though not of each other")

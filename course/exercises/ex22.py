@@ -1,146 +1,205 @@
-"""Exercise 22: fit a scaling law and predict, with an interval.
+"""Exercise 22: forget the intermediate results, and compute them again.
 
-    fit([1, 4, 16], [5.0, 4.0, 3.5]) -> (3.0, 2.0, 0.5)      5 = 3 + 2 / 1, 4 = 3 + 2 / 2, ...
+    recompute(fn, *args) -> fn(*args)
 
-The law: L(N) = E + A N^-a with E >= 0, A >= 0 and 0.01 <= a <= 3.
-1. fit(sizes, losses) -> (E, A, a) with the least sum of squares of the *relative* errors,
-   L(N) / loss - 1. Sizes run from a thousand to 10^10, so take care what you divide. The judge
-   compares the sum of squares with the least one that there is, and allows 0.1% more (or 1e-9).
-2. predict(sizes, losses, size, draws, seed) -> (low, middle, high). The middle is L(size) of the
-   fit. For the interval, repeat the fit `draws` times on losses that could have been: those of the
-   fit, each multiplied by 1 + s z, where z is normal and s is the standard deviation of the fit's
-   relative errors, with n - 3 in place of n (three numbers were fitted). Each new fit predicts the
-   loss at `size`; multiply it by 1 + s z as well, as the new run has its own luck. low and high are
-   the 5% and the 95% quantile of these. The same seed gives the same interval.
-3. predict needs at least 4 sizes that differ, fit 3: fewer are a ValueError, as is a
-   loss that is not finite and positive. What you are given is not changed.
+fn takes tensors and returns one tensor; it may use others (weights) from outside. Rules:
+1. the result, and after backward all gradients, are those of fn(*args), bit for bit: of the weights
+   that fn uses, and of every argument that requires one (the others get none). An argument may be a
+   leaf or the result of other operations, may be used elsewhere too, as in x + recompute(fn, x),
+   and may hold whole numbers;
+2. until backward, autograd keeps the arguments and nothing that fn computed in between;
+3. fn runs once in forward and once in backward, and may draw random numbers (dropout): the second
+   time it draws the same, and whoever draws afterwards notices nothing (torch's global generator is
+   left as it was found);
+4. a call inside of fn may be a recompute, too.
+(All is on one device, and nobody uses torch.autocast, whose state would have to be kept as well.)
+
+torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
 """
 
 
-def fit(sizes: list[float], losses: list[float]) -> tuple[float, float, float]:
-    raise NotImplementedError("write fit, then: python course/check.py 22")
-
-
-def predict(
-    sizes: list[float], losses: list[float], size: float, draws: int, seed: int
-) -> tuple[float, float, float]:
-    raise NotImplementedError("write predict, then: python course/check.py 22")
+def recompute(fn, *args):
+    raise NotImplementedError("write recompute, then: python course/check.py 22")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import numpy as np
+    import gc
+    import inspect
+    import weakref
 
-    rng = np.random.default_rng(22)
+    import torch
+    import torch.nn.functional as F
 
-    def law(E, A, a, sizes):
-        return E + A * np.asarray(sizes, float) ** -a
+    class Token:
+        pass
 
-    def judge_fit(sizes, losses, truth, why: str) -> tuple:
-        given = [float(x) for x in sizes], [float(x) for x in losses]
-        kept = [*given[0]], [*given[1]]
-        said = answer.fit(*given)
-        assert given == kept, f"{why}: what was given is changed"
-        case = f"{why}: sizes {np.array(sizes)}, losses {np.round(losses, 4)}"
-        assert len(said) == 3 and all(np.isfinite(said)), f"{case}: got {said}"
-        E, A, a = said
-        within = 0.01 - 1e-9 <= a <= 3 + 1e-9
-        assert E >= 0 and A >= 0 and within, f"{case}: {said} breaks a bound"
-        found, least = (float(((law(*x, sizes) / losses - 1) ** 2).sum()) for x in (said, truth))
-        assert found <= 1.001 * least + 1e-9, (
-            f"rule 1: {case}: {said} has the sum of squares {found:.4g}, and "
-            f"{tuple(float(f'{x:.4g}') for x in truth)} has {least:.4g}"
-        )
-        return said
+    class Probe(torch.autograd.Function):
+        """Gives x back, and leaves a token in the graph: it lives as long as the graph does."""
 
-    judge_fit([1, 4, 16], [5.0, 4.0, 3.5], (3, 2, 0.5), "the example")
-    for _ in range(14):  # exact laws
-        sizes = 10 ** np.sort(rng.uniform(3, 10, rng.integers(4, 9)))
-        E = rng.uniform(0, 3)
-        a = rng.uniform(0.05, 1.0)
-        truth = (E, rng.uniform(0.2, 3) * sizes[0] ** a, a)
-        judge_fit(sizes, law(*truth, sizes), truth, "losses that obey a law")
-    for _ in range(10):  # noisy: the law that made the losses is no better than the fit
-        sizes = 10 ** rng.uniform(4, 8, 7)
-        truth = (rng.uniform(1, 2), 3.0 * sizes.min() ** 0.3, 0.3)
-        losses = law(*truth, sizes) * (1 + 0.01 * rng.normal(size=7))
-        said = judge_fit(sizes, losses, truth, "losses with 1% of noise")
-        for factor in (0.97, 1.03):  # and nothing near the fit is better
-            near = (said[0] * factor, said[1], said[2]), (said[0], said[1] * factor, said[2])
-            for other in near:
-                judge_fit(sizes, losses, other, f"{other} is near the fit")
-    sizes = np.array([1e3, 1e4, 1e5, 1e6])
-    judge_fit(sizes, [4.0, 2.0, 1.0, 0.5], (0, 4 * 1e3**0.30103, 0.30103), "a law without E")
-    judge_fit(sizes, [4.0, 3.0, 1.6, 0.4], (0, 46.75, 0.3323), "losses that want E below 0")
-    judge_fit(sizes, [1.0, 1.2, 1.1, 1.3], (1.1282039, 0, 0.01), "losses that want A below 0")
-    judge_fit(sizes, [2.0, 2.0, 2.0, 2.0], (2, 0, 1), "equal losses")
-    judge_fit(sizes, law(1, 5e6, 2.0, sizes), (1, 5e6, 2.0), "a steep law")
-    judge_fit(sizes, [2.0, 1.0, 1.0, 1.0], (1, 1e9, 3), "steeper than any law")
-    # relative errors: the first loss is large, and an absolute fit would follow it alone
-    big = law(0.01, 500, 0.9, sizes) * (1 + np.array([0.1, -0.02, 0.01, -0.01]))
-    judge_fit(sizes, big, (0.01, 500, 0.9), "relative errors")
+        @staticmethod
+        def forward(ctx, x, tokens):
+            ctx.token = Token()
+            tokens.append(weakref.ref(ctx.token))
+            return x.clone()
 
-    def judge_predict(sizes, losses, size, draws, seed) -> tuple:
-        given = [float(x) for x in sizes], [float(x) for x in losses]
-        kept = [*given[0]], [*given[1]]
-        low, middle, high = answer.predict(*given, size, draws, seed)
-        assert given == kept, "predict changed what it was given"
-        case = f"predict({kept[0]}, {np.round(losses, 4).tolist()}, {size:g}, {draws}, {seed})"
-        assert np.isfinite([low, middle, high]).all(), f"{case}: got {(low, middle, high)}"
-        fitted = answer.fit(*given)
-        expected = float(law(*fitted, size))
-        assert abs(middle / expected - 1) < 1e-6, (
-            f"{case}: middle {middle}, the fit says {expected}"
-        )
-        off = law(*fitted, sizes) / losses - 1
-        s = float(np.sqrt((off**2).sum() / (len(off) - 3)))
-        return low, middle, high, s, case
+        @staticmethod
+        def backward(ctx, grad):
+            return grad, None
 
-    sizes = 10 ** np.linspace(4, 6, 6)
-    exact = law(1.5, 60, 0.4, sizes)
-    low, middle, high, _, case = judge_predict(sizes, exact, 1e7, 20, 0)
-    assert high - low < 1e-3 * middle, f"{case}: an exact law has the interval {low} .. {high}"
-    for n, noise in ((4, 0.01), (12, 0.05)):
-        sizes = 10 ** np.linspace(4, 6, n)
-        losses = law(1.5, 60, 0.4, sizes) * (1 + noise * rng.normal(size=n))
-        for size in (1.1e5, 1e13):  # inside of the sizes, and far from all
-            low, middle, high, s, case = judge_predict(sizes, losses, size, 400, n)
-            on = law(*answer.fit([*sizes], [*losses]), sizes)
-            luck = rng.normal(size=(400, n + 1))
-            refits = [answer.fit([*sizes], [*(on * (1 + s * z[:-1]))]) for z in luck]
-            ours = [law(*p, size) * (1 + s * z[-1]) for p, z in zip(refits, luck)]
-            want = np.quantile(ours, (0.05, 0.95))
-            wide = want[1] - want[0]
-            off = max(abs(low - want[0]), abs(high - want[1])) / wide
-            assert 0.8 < (high - low) / wide < 1.25 and off < 0.25, (
-                f"rule 2: {case}: {low:.4f} to {high:.4f} is far from {want[0]:.4f} to "
-                f"{want[1]:.4f}, of 400 fits that the judge made with yours"
+    def run(way, fn, make, after=lambda out, *args: out) -> dict:
+        """fn by way of `way` on the tensors that make() returns -> all that can be seen of it."""
+        torch.manual_seed(10)
+        weight = torch.randn(16, 16, requires_grad=True)
+        leaves, args = make()
+        calls = [0]
+        kept = []
+        tokens = []
+
+        def counted(*inputs):
+            calls[0] += 1
+            files = [frame.filename for frame in inspect.stack(0)]
+            assert not any(f.endswith("torch/utils/checkpoint.py") for f in files), (
+                "fn is called by torch.utils.checkpoint, which is off limits"
             )
-            assert low < middle < high, f"{case}: {low} < {middle} < {high} is false"
-        one, again, other = (
-            tuple(answer.predict(list(sizes), list(losses), 1e9, 20, seed))
-            for seed in (n, n, n + 1)
+            return fn(weight, tokens, *inputs)
+
+        def pack(t):
+            kept.append(t)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = way(counted, *args)
+        gc.collect()
+        found = dict(calls=calls[0], alive=sum(token() is not None for token in tokens), out=out)
+        own = {t.untyped_storage().data_ptr() for t in (*args, weight, out)}
+        storages = {t.untyped_storage().data_ptr(): t for t in kept if t.is_floating_point()}
+        found["kept"] = sum(t.nbytes for at, t in storages.items() if at not in own)
+        found["drawn after forward"] = torch.rand(3)
+        if out.requires_grad:
+            after(out, *args).square().sum().backward()
+        found |= {"calls with backward": calls[0], "drawn after backward": torch.rand(3)}
+        found["grads"] = {"the weight": weight.grad}
+        found["grads"] |= {f"argument {i}": leaf.grad for i, leaf in enumerate(leaves)}
+        return found
+
+    def compare(case, *how, runs=(1, 2), **named):
+        try:
+            ours = run(answer.recompute, *how, **named)
+        except NotImplementedError:  # not begun; Python counts it as a RuntimeError
+            raise
+        except RuntimeError as error:
+            raise AssertionError(f"{str(error).splitlines()[0]}: {case}") from error
+        plain = run(lambda fn, *args: fn(*args), *how, **named)
+        assert torch.equal(ours["out"], plain["out"]), f"another result: {case}"
+        assert ours["out"].requires_grad == plain["out"].requires_grad, (
+            f"the result {'wants a' if ours['out'].requires_grad else 'has no'} gradient: {case}"
         )
-        assert one == again, f"{case}: the same seed gives {one}, then {again}"
-        assert one[::2] != other[::2], f"{case}: another seed, the same interval"
-    for sizes, losses in (
-        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, float("nan"), 1.0]),
-        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, float("inf"), 1.0]),
-        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, 0.0, 1.0]),
-        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, -1.5, 1.0]),
-        ([1e4, 1e5], [3.0, 2.0]),
-        ([1e4, 1e5, 1e5, 1e4], [3.0, 2.0, 2.1, 3.1]),
-    ):
-        for name, arguments in (("fit", ()), ("predict", (1e8, 10, 0))):
-            try:
-                said = getattr(answer, name)(list(sizes), list(losses), *arguments)
-            except ValueError:
-                continue
-            raise AssertionError(f"rule 3: {name}({sizes}, {losses}) gives {said}, no ValueError")
-    three = [1e4, 1e5, 1e6], [3.0, 2.0, 1.5]
-    judge_fit(*three, (1, 200, 0.30103), "three sizes")
-    doubled = [x for x in three[0] for _ in (0, 1)], [x + y for x in three[1] for y in (-0.1, 0.1)]
-    try:
-        said = answer.predict(*doubled, 1e8, 10, 0)
-    except ValueError:
-        return
-    raise AssertionError(f"rule 3: predict from three sizes, two runs each, gives {said}")
+        assert ours["alive"] == 0 and ours["kept"] == 0, (
+            f"rule 2: {ours['kept']:,} bytes of what fn computed and {ours['alive']} operations of "
+            f"its graph are kept until backward, should be 0 and 0: {case}"
+        )
+        assert (ours["calls"], ours["calls with backward"]) == runs, (
+            f"rule 3: fn ran {ours['calls']} times before and {ours['calls with backward']} times "
+            f"after backward, should be {runs}: {case}"
+        )
+        for name, expected in plain["grads"].items():
+            found = ours["grads"][name]
+            assert (found is None) == (expected is None), (
+                f"rule 1: the gradient of {name} is {found if found is None else 'there'}, should "
+                f"be {expected if expected is None else 'there'}: {case}"
+            )
+            assert found is None or torch.equal(found, expected), (
+                f"rule 1: the gradient of {name} is off by {(found - expected).abs().max():.2g}, "
+                f"should be the same bits: {case}"
+            )
+        for when in ("drawn after forward", "drawn after backward"):
+            assert torch.equal(ours[when], plain[when]), (
+                f"rule 3: numbers {when} are {ours[when].tolist()}, not {plain[when].tolist()}: "
+                f"{case}"
+            )
+
+    def deep(dropout):
+        def fn(weight, tokens, a, b):
+            for _ in range(6):
+                a = Probe.apply(torch.tanh(a @ weight) * b, tokens)
+                a = F.dropout(a, dropout)
+            return a
+
+        return fn
+
+    def leaves(*wants):
+        def make():
+            made = [torch.randn(8, 16, requires_grad=want) for want in wants]
+            return made, made
+
+        return make
+
+    for wants in ((True, True), (False, True), (True, False), (False, False)):
+        for dropout in (0.0, 0.3):
+            case = f"two leaves that want gradients {wants}, dropout {dropout}"
+            compare(case, deep(dropout), leaves(*wants))
+
+    def computed():
+        a, b = (torch.randn(8, 16, requires_grad=True) for _ in range(2))
+        return [a, b], [a * 2, b.exp()]
+
+    compare("arguments that are results of other operations", deep(0.0), computed)
+    compare(
+        "x + recompute(fn, x, y), x a leaf",
+        deep(0.2),
+        leaves(True, True),
+        lambda out, x, y: x + out,
+    )
+    compare("x + recompute(fn, x, y), x computed", deep(0.2), computed, lambda out, x, y: x + out)
+
+    def twice():
+        a = torch.randn(8, 16, requires_grad=True)
+        return [a], [a, a]
+
+    compare("recompute(fn, x, x)", deep(0.0), twice)
+
+    def indices():
+        table = torch.randn(5, 16, requires_grad=True)
+        return [table], [torch.randint(5, (8,)), table]
+
+    compare(
+        "an argument of whole numbers",
+        lambda weight, tokens, i, t: torch.tanh(t[i] @ weight),
+        indices,
+    )
+
+    def three():
+        made = [torch.randn(8, 16, requires_grad=i != 1) for i in range(3)]
+        return made, made
+
+    def of_three(weight, tokens, a, b, c):
+        return torch.tanh(a @ weight * b) @ weight + c.sin()
+
+    compare("three arguments, the second wants no gradient", of_three, three)
+
+    def nested(weight, tokens, a):
+        def inner(z):
+            return F.dropout(torch.tanh(Probe.apply(z, tokens) @ weight), 0.3)
+
+        return torch.tanh(answer.recompute(inner, torch.sin(a)))
+
+    compare("a recompute inside of fn", nested, leaves(True))
+
+    def chained(way, dropout=0.3):
+        """Two in a row, seen from outside: the dice of the first must not disturb the second."""
+        torch.manual_seed(11)
+        w, x = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
+        fn = lambda z: F.dropout(torch.tanh(z @ w), dropout)
+        out = way(fn, way(fn, x))
+        out.square().sum().backward()
+        return out, x.grad, w.grad
+
+    both = chained(answer.recompute), chained(lambda fn, *args: fn(*args))
+    for name, found, expected in zip(("result", "gradient of x", "weight's gradient"), *both):
+        assert torch.equal(found, expected), f"recompute(fn, recompute(fn, x)): another {name}"
+    x = torch.randn(8, 16, requires_grad=True)
+    with torch.no_grad():
+        out = answer.recompute(lambda z: z.tanh(), x)
+    assert not out.requires_grad and torch.equal(out, x.detach().tanh()), (
+        "under no_grad the result is another, or wants a gradient"
+    )

@@ -1,63 +1,142 @@
-"""Exercise 23: name what is wrong with a training run.
+"""Exercise 23: bring a model from meta to a device.
 
-    diagnose(run) -> "dead_head"
+    materialize(model, device) -> None
 
-The ten faults are listed in course/clinic.py (`SICK`, a line each); a run without a fault is
-"healthy". A run has one fault at most. What you get is a dict of what was logged:
-
-    loss, lr, zeros   (S,): training loss; the rate as configured; share of the entries of the
-                      gradient that are exactly 0, the embedding's left out
-    grad, update      {matrix: (S,)}: the norm of the gradient that the optimizer got, and of the
-                      step that it took
-    heads             (S, H): how much each head adds (RMS)
-    val_loss, order   (S / 10 + 1,), at steps 0, 10, ..: loss on validation rows; how far the last
-                      position's logits move if the symbols before it come in reverse
-    weights           {matrix: (2, rows, columns)}: before and after the run
-
-The optimizer is Adam without weight decay. Make as many runs as you like to learn from, with any
-seeds: `clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others, which it draws from
-the text of your file: where a fault strikes, and when, depends on the seed. Change nothing in what
-you get.
+`model` was built on meta, by any code: modules in modules, parameters (some may be None, as the
+bias of a layer without one), buffers, perhaps a table that several modules share. Afterwards:
+1. every parameter and buffer is on `device`, with the dtype that it had; the modules are the same
+   objects;
+2. parameters that were one object are one object again, and so are buffers (`named_parameters` and
+   `named_buffers` with remove_duplicate=False see each name);
+3. every module that has `reset_parameters()` was asked once to give its own parameters and buffers
+   their values, in the order of `model.modules()`, when its memory was already there and its shared
+   tables were already shared: then the random numbers are those of a plain build;
+4. what was frozen (requires_grad False) is frozen.
 """
 
+from torch import nn
 
-def diagnose(run: dict) -> str:
-    raise NotImplementedError("write diagnose, then: python course/check.py 23")
+
+def materialize(model: nn.Module, device: str) -> None:
+    raise NotImplementedError("write materialize, then: python course/check.py 23")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import copy
-    import zlib
-    from pathlib import Path
-
-    import clinic
-    import numpy as np
     import torch
 
-    # other seeds for each answer: no table of runs is of use, and a verdict comes again
-    first = 2300 + 1000 * (zlib.crc32(Path(answer.__file__).read_bytes()) % 1000)
-    often = dict.fromkeys(clinic.SICK, 2) | {"healthy": 4}
-    # the faults that strike somewhere
-    often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 5}
-    cases = [(kind, first + i) for kind in clinic.KINDS for i in range(often[kind])]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    runs = clinic.train(cases)
-    torch.set_num_threads(threads)
-    order = np.random.default_rng(23).permutation(len(cases))
-    for i in order:
-        kind, seed = cases[i]
-        kept = copy.deepcopy(runs[i])
-        said = answer.diagnose(runs[i])
-        assert isinstance(said, str) and said in clinic.KINDS, (
-            f"{said!r} is none of {', '.join(clinic.KINDS)}"
-        )
-        assert said == kind, (
-            f"the run clinic.train([({kind!r}, {seed})]) is called {said!r}: its loss goes from "
-            f"{runs[i]['loss'][0]:.2f} to {runs[i]['loss'][-10:].mean():.2f}, its validation loss "
-            f"to {runs[i]['val_loss'][-1]:.2f}"
-        )
-        for name, value in kept.items():
-            both = [x if isinstance(x, dict) else {"": x} for x in (value, runs[i][name])]
-            same = all(np.array_equal(both[0][n], both[1][n]) for n in both[0])
-            assert same, f"diagnose changed {name!r} of the run it was given, ({kind!r}, {seed})"
+    class Table(nn.Module):
+        def __init__(self, rows: int, width: int, bias=True, dtype=None) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(rows, width, dtype=dtype))
+            self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
+
+        def reset_parameters(self) -> None:
+            self.asked = getattr(self, "asked", 0) + 1
+            with torch.no_grad():
+                self.weight.normal_()
+                if self.bias is not None:
+                    self.bias.zero_()
+
+    class Rotary(nn.Module):
+        def __init__(self, n: int, persistent: bool) -> None:
+            super().__init__()
+            self.register_buffer("cos", torch.empty(n), persistent=persistent)
+            self.register_buffer("places", torch.empty(n, dtype=torch.int64))
+            self.asked = 0
+
+        def reset_parameters(self) -> None:
+            self.asked += 1
+            self.cos.copy_(torch.arange(len(self.cos)).cos())
+            self.places.copy_(torch.arange(len(self.cos)))
+
+    class Net(nn.Module):  # no parameter of its own, no reset_parameters: a container
+        def __init__(self, shared: str) -> None:
+            super().__init__()
+            self.embed = Table(6, 4)
+            self.blocks = nn.ModuleList(
+                nn.Sequential(Table(4, 4), Rotary(3, i > 0)) for i in (0, 1, 2)
+            )
+            self.head = Table(6, 4)
+            self.middle = Table(6, 4)
+            self.half = Table(3, 4, bias=False, dtype=torch.bfloat16)
+            first, *others = self.blocks
+            if shared in ("two", "ten"):
+                self.head.weight = self.embed.weight
+                others[0][0].bias = first[0].bias
+            if shared == "ten":
+                self.middle.weight = self.embed.weight
+                self.rows = nn.ModuleList(Table(6, 4) for _ in range(7))
+                for table in self.rows:
+                    table.weight = self.embed.weight
+                for block in others:
+                    block[0].weight, block[0].bias = first[0].weight, first[0].bias
+            if shared == "buffers":
+                for block in others:
+                    block[1].cos = first[1].cos
+            if shared == "a module":
+                self.again = nn.ModuleDict({"head": self.head, "block": self.blocks[1]})
+            first[0].weight.requires_grad_(False)
+
+    def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+        named = dict(model.named_parameters(remove_duplicate=False))
+        return named | dict(model.named_buffers(remove_duplicate=False))
+
+    words = {
+        "nothing": "nothing is shared",
+        "two": "two modules share a table",
+        "ten": "ten modules share a table, three another",
+        "buffers": "three modules share a buffer",
+        "a module": "a module has two names",
+    }
+    for seed, shared in enumerate(words):
+        case = f"a net in which {words[shared]}"
+        plain = Net(shared)
+        torch.manual_seed(seed)
+        for module in plain.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        with torch.device("meta"):
+            model = Net(shared)
+        modules = list(model.modules())
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True)  # new memory is full of NaN
+        try:
+            answer.materialize(model, "cpu")
+        finally:
+            torch.use_deterministic_algorithms(False)
+        same = [a is b for a, b in zip(modules, model.modules())]
+        assert all(same) and len(same) == len(modules), "a module was replaced by another"
+        found = tensors(model)
+        expected = tensors(plain)
+        assert found.keys() == expected.keys(), f"names {sorted(found.keys() ^ expected.keys())}"
+        saved = model.state_dict().keys() ^ plain.state_dict().keys()
+        assert not saved, f"{sorted(saved)} should be in the state dict, or should not: {case}"
+        for name, t in found.items():
+            kinds = t.dtype, expected[name].dtype
+            assert kinds[0] == kinds[1], f"{name} has become {kinds[0]}, was {kinds[1]}: {case}"
+            assert t.device.type == "cpu", f"{name} is on {t.device}: {case}"
+            assert not t.isnan().any(), f"{name} was given memory, but no values: {t.tolist()}"
+            frozen = not expected[name].requires_grad
+            assert t.requires_grad != frozen, f"{name} should{' ' if frozen else ' not '}be frozen"
+        for name in found:
+            ties, ought = ([n for n in x if x[n] is x[name]] for x in (found, expected))
+            assert ties == ought, (
+                f"{name} should be one tensor for {ought}, it is for {ties}: {case}"
+            )
+        for name, module in model.named_modules():
+            if hasattr(module, "reset_parameters"):
+                n = getattr(module, "asked", 0)
+                assert n == 1, f"reset_parameters of {name} was called {n} times, should be once"
+        for name, t in found.items():
+            assert torch.equal(t, expected[name]), (
+                f"{name} has other values than a plain build: {t.flatten()[:3].tolist()}..., not "
+                f"{expected[name].flatten()[:3].tolist()}..."
+            )
+    with torch.device("meta"):
+        elsewhere = Net("two")
+        model = Table(2, 3)  # no module below it
+    answer.materialize(elsewhere, "meta")  # where there is nothing to see but the device
+    left = [name for name, t in tensors(elsewhere).items() if not t.is_meta]
+    assert not left, f"asked for the device meta, {left} are elsewhere"
+    answer.materialize(model, "cpu")
+    assert not model.weight.is_meta and model.asked == 1, "a model of one module counts, too"

@@ -1,95 +1,141 @@
-"""Exercise 24: write the ring all-reduce.
+"""Exercise 24: a cache that never grows, for texts of different lengths.
 
-    ring_all_reduce(rank, world, send, recv, x) -> the sum of all ranks' x
+A model with a sliding window looks at the last `window` positions only, its own included. So its
+cache needs `window` places a text, however long the text becomes: position p goes to place
+p % window, over the position that nobody looks at any more. A server writes many texts together,
+each with a length of its own, and some of them pause. Write
 
-Three ranks with x = [1, 2, 3], [10, 20, 30] and [100, 200, 300] all return [111, 222, 333].
+    cache = RingCache(batch, n_kv_head, window, head_dim)
+    cache.prefill(k, v, lengths)
+    out = cache.step(q, k, v, active)
 
-Each of `world` ranks (0 .. world - 1, each a thread here) calls it with its own x: an array (n,), n
-being the same on all ranks, but not always a multiple of `world`; it may be 0, and x a slice with a
-step. send(to, a) sends a copy of one array (not of a tuple or a number) to a rank and does not
-wait; recv(source) waits for the next one from there, and returns it.
-1. All ranks return the sum in a new array, with the same bits. It is of x's dtype, and so is every
-   addition: the sum of int64 is exact. x itself stays as it is.
-2. A rank sends to the next one only, rank + 1, and the last one to rank 0.
-3. It sends at most 2 (world - 1) messages, and no element more often than it must: all ranks
-   together send 2 (world - 1) times the bytes of x, in parts that differ by at most one element.
+prefill: the keys and values of the prompts, (batch, n_kv_head, T, head_dim) each; of row b only the
+    first lengths[b] positions are real (0 to T of them), the rest is padding and may hold anything,
+    NaN too. It comes once, before the first step; a cache without it begins with empty texts.
+step: one position more. q is (batch, n_head, head_dim), k and v are (batch, n_kv_head, head_dim);
+    query head h looks at key/value head h // (n_head / n_kv_head). active (batch,) of bool says
+    whose texts go on; a row that pauses keeps all it has, and its q, k and v may hold anything.
+    -> out (batch, n_head, head_dim): softmax(q k^T / sqrt(head_dim)) v over the last `window`
+    positions of that row's text, the new one included; zeros for a row that pauses.
 
-A way to do it: each rank cuts x into `world` parts. For world - 1 turns each passes on a part to
-which it has added its own, until each has the whole sum of one part; then the sums go round.
+Keys arrive rotated already, so their order in the ring does not matter. What is handed over belongs
+to the caller, who writes the next numbers into the same tensors. Dtypes stay as they are. The cache
+keeps at most 2 * batch * n_kv_head * window * head_dim numbers of that dtype, and 64 bytes a text
+for anything else (lengths, places).
 """
 
-from collections.abc import Callable
+import torch
+from torch import Tensor
 
-import numpy as np
 
+class RingCache:
+    def __init__(self, batch: int, n_kv_head: int, window: int, head_dim: int, dtype=torch.float32):
+        raise NotImplementedError("write RingCache, then: python course/check.py 24")
 
-def ring_all_reduce(rank: int, world: int, send: Callable, recv: Callable, x: np.ndarray):
-    raise NotImplementedError("write ring_all_reduce, then: python course/check.py 24")
+    def prefill(self, k: Tensor, v: Tensor, lengths: list[int]) -> None:
+        raise NotImplementedError("write prefill too, then: python course/check.py 24")
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
+        raise NotImplementedError("write step too, then: python course/check.py 24")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import lesson
+    from collections import deque
 
-    def check(world, n, dtype, scale=100, step=1):
-        rng = np.random.default_rng(world * 1000 + n)
-        xs = [(scale * rng.normal(size=n * step)).astype(dtype)[::step] for _ in range(world)]
-        before = [x.copy() for x in xs]
-        sizes = [[] for _ in xs]
-        name = f"{world} ranks, {n} of {np.dtype(dtype).name}" + ", every other one" * (step > 1)
+    generator = torch.Generator().manual_seed(34)
+    nan = float("nan")
 
-        def one(rank, world, send, recv):
-            def noted(to, part):
-                assert 0 <= to < world, f"{name}: rank {rank} sends to rank {to}"
-                assert to == (rank + 1) % world, (
-                    f"{name}: rank {rank} sends to {to}, which is not its neighbour on the right"
-                )
-                assert isinstance(part, np.ndarray), (
-                    f"{name}: send takes an array, rank {rank} gives it a {type(part).__name__}"
-                )
-                assert part.dtype == dtype, (
-                    f"{name}: rank {rank} sends {part.dtype}, not {np.dtype(dtype).name}"
-                )
-                sizes[rank].append(part.size)
-                assert len(sizes[rank]) <= 2 * (world - 1), (
-                    f"{name}: rank {rank} sends more than {2 * (world - 1)} messages"
-                )
-                send(to, part)
+    def random(*shape: int, dtype=torch.float64) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-            return answer.ring_all_reduce(rank, world, noted, recv, xs[rank])
+    def kept(thing, seen: set) -> int:
+        """The bytes of numbers that an object keeps, wherever and as whatever it keeps them."""
+        if id(thing) in seen:
+            return 0
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            storage = thing.untyped_storage()
+            known = ("storage", storage.data_ptr()) in seen
+            seen.add(("storage", storage.data_ptr()))
+            return 0 if known else storage.nbytes()
+        if hasattr(thing, "nbytes"):  # an array
+            return thing.nbytes
+        if isinstance(thing, dict):
+            return sum(kept(value, seen) for value in thing.values())
+        if isinstance(thing, (bytes, bytearray, str)):
+            return len(thing)
+        if isinstance(thing, (list, tuple, set, deque)):
+            return sum(8 if type(x) in (int, float) else kept(x, seen) for x in thing)
+        return kept(vars(thing), seen) if hasattr(thing, "__dict__") else 0
 
-        results, sent = lesson.threads(world, one)
-        exact = np.int64 if np.issubdtype(dtype, np.integer) else np.longdouble
-        want = sum(x.astype(exact) for x in before)
-        total = 2 * (world - 1) * xs[0].nbytes
-        near = {np.float32: 1e-5, np.float64: 1e-13}.get(dtype, 0) * scale * world  # rounding
-        for rank, got in enumerate(results):
-            assert isinstance(got, np.ndarray), f"{name}: rank {rank} returns {got!r}"
-            assert got.shape == (n,) and got.dtype == dtype, (
-                f"{name}: rank {rank} returns {got.dtype} of shape {got.shape}"
+    def attention(q: Tensor, keys: list, values: list) -> Tensor:
+        """One row: q (H, D), the keys and values it sees, (G, D) each -> (H, D)."""
+        k = torch.stack(keys, 1)  # (G, n, D)
+        v = torch.stack(values, 1)  # (G, n, D)
+        outs = []
+        for head, one in enumerate(q):
+            group = head // (len(q) // len(k))
+            outs.append((k[group] @ one / len(one) ** 0.5).softmax(0) @ v[group])
+        return torch.stack(outs)
+
+    def judge(B, H, G, D, window, lengths, steps, dtype=torch.float64, scale=1):
+        case = f"{B} texts, {H} heads on {G}, window {window}, prompts of {lengths}"
+        cache = answer.RingCache(B, G, window, D, dtype)
+        texts = [([], []) for _ in range(B)]
+        if lengths is not None:
+            k, v = (random(B, G, max(lengths) + 2, D, dtype=dtype) for _ in range(2))
+            for row, length in enumerate(lengths):
+                texts[row] = tuple(list(x[row, :, :length].clone().unbind(1)) for x in (k, v))
+                k[row, :, length:] = nan
+                v[row, :, length:] = nan
+            before = k.clone(), v.clone(), list(lengths)
+            cache.prefill(k, v, lengths)
+            same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip((k, v), before))
+            assert same and lengths == before[2], f"{case}: prefill has changed what it was given"
+            k.fill_(nan), v.fill_(nan)
+        answer.RingCache(B, G, window, D, dtype)  # another one changes nothing
+        buffers = random(B, H, D, dtype=dtype), *(random(B, G, D, dtype=dtype) for _ in range(2))
+        for step in range(steps):
+            active = torch.rand(B, generator=generator) < (0.7 if step % 4 else 2)
+            for buffer in buffers:
+                buffer.copy_(random(*buffer.shape) * scale)
+                buffer[~active] = nan
+            given = [buffer.clone() for buffer in buffers]
+            out = cache.step(*buffers, active.clone())
+            unchanged = all(torch.equal(a[active], b[active]) for a, b in zip(buffers, given))
+            assert unchanged, f"{case}: step {step} has changed what it was given"
+            for buffer in buffers:
+                buffer.fill_(nan)
+            assert out.shape == (B, H, D), f"{case}: the output has the shape {tuple(out.shape)}"
+            assert out.dtype == dtype, f"{case}: {dtype} went in, {out.dtype} came out"
+            for row in range(B):
+                where = f"{case}: step {step}, row {row}"
+                if not active[row]:
+                    assert (out[row] == 0).all(), f"{where} pauses; its output is not 0"
+                    continue
+                for part, new in zip(texts[row], given[1:]):
+                    part.append(new[row])
+                seen = [part[-window:] for part in texts[row]]
+                far = (out[row] - attention(given[0][row], *seen)).abs().amax(-1)  # (H,)
+                limit = 1e-9 if dtype == torch.float64 else 1e-5
+                wrong = [head for head, x in enumerate(far.tolist()) if not x < limit]
+                assert not wrong, (
+                    f"{where}, whose text has {len(texts[row][0])} positions now: attention is off "
+                    f"by {far.max():.2g}, in the heads {wrong}"
+                )
+            size = kept(cache, set())
+            allowed = 2 * B * G * window * D * out.itemsize + 64 * B
+            assert size <= allowed, (
+                f"{case}: after step {step} the cache keeps {size} bytes; {allowed} are allowed"
             )
-            far = np.flatnonzero(~(np.abs(got.astype(exact) - want) <= near))
-            assert not far.size, (
-                f"{name}: on rank {rank}, element {far[0]} is {got[far[0]]}, not {want[far[0]]}"
-            )
-            assert not any(np.shares_memory(got, x) for x in xs), f"{name}: the result is x itself"
-            assert np.array_equal(xs[rank], before[rank]), f"{name}: x of rank {rank} was changed"
-        assert sum(sent) == total, f"{name}: {sum(sent)} bytes were sent in all, not {total}"
-        lengths = [length for one_rank in sizes for length in one_rank]
-        assert not lengths or max(lengths) - min(lengths) <= 1, (
-            f"{name}: messages have {min(lengths)} to {max(lengths)} elements"
-        )
-        for rank, got in enumerate(results):
-            assert got.tobytes() == results[0].tobytes(), (
-                f"{name}: ranks 0 and {rank} have the same sum, but not the same bits"
-            )
 
-    for world, n in ((1, 7), (2, 8), (2, 5), (3, 12), (3, 10), (5, 23), (5, 3), (4, 64)):
-        check(world, n, np.float32)
-    check(3, 7, np.int64)
-    check(4, 9, np.int64, scale=2.0**60)  # float64 has 53 bits
-    check(3, 8, np.int32, scale=2.0**28)  # float32 has 24
-    check(4, 10, np.float64)  # not by way of float32
-    check(5, 999, np.float32)
-    check(3, 8, np.float32, step=2)
-    check(3, 0, np.float32)
-    check(8, 30, np.float64)
+    judge(1, 1, 1, 4, 8, None, 6)  # nothing is forgotten yet
+    judge(1, 1, 1, 4, 3, None, 60)  # goes round twenty times
+    judge(2, 4, 2, 3, 1, [2, 0], 5)  # each position sees itself
+    judge(3, 4, 2, 4, 5, [0, 5, 3], 14)  # an empty prompt, one that fills the ring
+    judge(4, 6, 3, 2, 4, [9, 4, 17, 1], 13)  # longer than the window
+    judge(3, 2, 2, 4, 6, [6, 6, 6], 14, torch.float32)
+    judge(5, 3, 1, 2, 7, [7, 8, 6, 13, 14], 30)
+    judge(2, 2, 1, 2, 64, [3, 40], 5)  # a window that is never full
+    judge(3, 2, 1, 2, 4, [0, 0, 0], 6)
+    judge(2, 2, 1, 2, 5, None, 9, scale=60)  # scores of thousands

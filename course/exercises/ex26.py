@@ -1,117 +1,146 @@
-"""Exercise 26: the loss, with the vocabulary cut over the ranks.
+"""Exercise 26: fit a scaling law and predict, with an interval.
 
-    parallel_loss(all_reduce, logits, first, targets) -> loss (B,), d_logits (B, n)
+    fit([1, 4, 16], [5.0, 4.0, 3.5]) -> (3.0, 2.0, 0.5)      5 = 3 + 2 / 1, 4 = 3 + 2 / 2, ...
 
-The last matrix of a language model is large, so its columns are cut: a rank has the logits of the
-tokens first .. first + n - 1 only (first and n differ from rank to rank), for all B positions.
-targets (B,), int64, are the right tokens, of the whole vocabulary, and the same on all ranks. With
-two ranks, four tokens, logits [[1, 2]] and [[3, 4]], and the target 2: the loss is
-log(e^1 + e^2 + e^3 + e^4) - 3 = 1.4402 on both, and d_logits is the softmax over all four minus 1
-at the target: [[0.0321, 0.0871]] on rank 0, [[0.2369 - 1, 0.6439]] on rank 1.
-
-all_reduce(x, "sum") and all_reduce(x, "max") take an array of the same shape and dtype from every
-rank, and return the sum or the maximum over the ranks; x itself stays. All ranks must call it
-equally often, in the same order.
-1. loss: cross-entropy of each position, the same on all ranks, as float32; d_logits: the gradient
-   of the *sum* of the losses, for this rank's logits, float32.
-2. Logits of +-10,000, or -inf (a token that is ruled out), give neither overflow nor NaN. Of each
-   position, some logit in the vocabulary is finite. A target that is ruled out has the loss inf.
-3. The logits stay where they are: a rank gives to all_reduce at most 3 numbers for each position.
-4. `logits` (float32) and `targets` are left as they are.
+The law: L(N) = E + A N^-a with E >= 0, A >= 0 and 0.01 <= a <= 3.
+1. fit(sizes, losses) -> (E, A, a) with the least sum of squares of the *relative* errors,
+   L(N) / loss - 1. Sizes run from a thousand to 10^10, so take care what you divide. The judge
+   compares the sum of squares with the least one that there is, and allows 0.1% more (or 1e-9).
+2. predict(sizes, losses, size, draws, seed) -> (low, middle, high). The middle is L(size) of the
+   fit. For the interval, repeat the fit `draws` times on losses that could have been: those of the
+   fit, each multiplied by 1 + s z, where z is normal and s is the standard deviation of the fit's
+   relative errors, with n - 3 in place of n (three numbers were fitted). Each new fit predicts the
+   loss at `size`; multiply it by 1 + s z as well, as the new run has its own luck. low and high are
+   the 5% and the 95% quantile of these. The same seed gives the same interval.
+3. predict needs at least 4 sizes that differ, fit 3: fewer are a ValueError, as is a
+   loss that is not finite and positive. What you are given is not changed.
 """
 
-from collections.abc import Callable
 
-import numpy as np
+def fit(sizes: list[float], losses: list[float]) -> tuple[float, float, float]:
+    raise NotImplementedError("write fit, then: python course/check.py 26")
 
 
-def parallel_loss(
-    all_reduce: Callable, logits: np.ndarray, first: int, targets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    raise NotImplementedError("write parallel_loss, then: python course/check.py 26")
+def predict(
+    sizes: list[float], losses: list[float], size: float, draws: int, seed: int
+) -> tuple[float, float, float]:
+    raise NotImplementedError("write predict, then: python course/check.py 26")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import lesson
+    import numpy as np
 
-    def check(name, whole, targets, edges):
-        world = len(edges) - 1
-        B = len(targets)
-        x = whole.astype(np.float64)
-        top = x.max(1, keepdims=True)
-        p = np.exp(x - top)
-        want = np.log(p.sum(1)) + top[:, 0] - x[np.arange(B), targets]
-        d = p / p.sum(1, keepdims=True)
-        d[np.arange(B), targets] -= 1
+    rng = np.random.default_rng(22)
 
-        def one(rank, world, send, recv):
-            given = 0
+    def law(E, A, a, sizes):
+        return E + A * np.asarray(sizes, float) ** -a
 
-            def all_reduce(x, op):
-                nonlocal given
-                where = f"{name}: rank {rank} calls all_reduce"
-                assert op in ("sum", "max"), f"{where} with {op!r}, which is neither sum nor max"
-                assert isinstance(x, np.ndarray), f"{where} with a {type(x).__name__}"
-                given += x.size
-                assert given <= 3 * B, (
-                    f"{where} with {given} numbers, more than 3 for each of {B} positions"
-                )
-                for other in range(world):
-                    send(other, x)
-                parts = [recv(other) for other in range(world)]
-                kinds = {(part.shape, part.dtype.name) for part in parts}
-                assert len(kinds) == 1, f"{where}, and the ranks gave it {sorted(kinds, key=str)}"
-                return np.sum(parts, 0, parts[0].dtype) if op == "sum" else np.max(parts, 0)
+    def judge_fit(sizes, losses, truth, why: str) -> tuple:
+        given = [float(x) for x in sizes], [float(x) for x in losses]
+        kept = [*given[0]], [*given[1]]
+        said = answer.fit(*given)
+        assert given == kept, f"{why}: what was given is changed"
+        case = f"{why}: sizes {np.array(sizes)}, losses {np.round(losses, 4)}"
+        assert len(said) == 3 and all(np.isfinite(said)), f"{case}: got {said}"
+        E, A, a = said
+        within = 0.01 - 1e-9 <= a <= 3 + 1e-9
+        assert E >= 0 and A >= 0 and within, f"{case}: {said} breaks a bound"
+        found, least = (float(((law(*x, sizes) / losses - 1) ** 2).sum()) for x in (said, truth))
+        assert found <= 1.001 * least + 1e-9, (
+            f"rule 1: {case}: {said} has the sum of squares {found:.4g}, and "
+            f"{tuple(float(f'{x:.4g}') for x in truth)} has {least:.4g}"
+        )
+        return said
 
-            mine = whole[:, edges[rank] : edges[rank + 1]].copy()
-            mine_before = mine.copy()
-            targets_before = targets.copy()
-            with np.errstate(all="ignore"):
-                out = answer.parallel_loss(all_reduce, mine, edges[rank], targets_before)
-            assert np.array_equal(mine, mine_before), f"{name}: rank {rank} changed its logits"
-            assert np.array_equal(targets, targets_before), f"{name}: rank {rank} changed targets"
-            return out
+    judge_fit([1, 4, 16], [5.0, 4.0, 3.5], (3, 2, 0.5), "the example")
+    for _ in range(14):  # exact laws
+        sizes = 10 ** np.sort(rng.uniform(3, 10, rng.integers(4, 9)))
+        E = rng.uniform(0, 3)
+        a = rng.uniform(0.05, 1.0)
+        truth = (E, rng.uniform(0.2, 3) * sizes[0] ** a, a)
+        judge_fit(sizes, law(*truth, sizes), truth, "losses that obey a law")
+    for _ in range(10):  # noisy: the law that made the losses is no better than the fit
+        sizes = 10 ** rng.uniform(4, 8, 7)
+        truth = (rng.uniform(1, 2), 3.0 * sizes.min() ** 0.3, 0.3)
+        losses = law(*truth, sizes) * (1 + 0.01 * rng.normal(size=7))
+        said = judge_fit(sizes, losses, truth, "losses with 1% of noise")
+        for factor in (0.97, 1.03):  # and nothing near the fit is better
+            near = (said[0] * factor, said[1], said[2]), (said[0], said[1] * factor, said[2])
+            for other in near:
+                judge_fit(sizes, losses, other, f"{other} is near the fit")
+    sizes = np.array([1e3, 1e4, 1e5, 1e6])
+    judge_fit(sizes, [4.0, 2.0, 1.0, 0.5], (0, 4 * 1e3**0.30103, 0.30103), "a law without E")
+    judge_fit(sizes, [4.0, 3.0, 1.6, 0.4], (0, 46.75, 0.3323), "losses that want E below 0")
+    judge_fit(sizes, [1.0, 1.2, 1.1, 1.3], (1.1282039, 0, 0.01), "losses that want A below 0")
+    judge_fit(sizes, [2.0, 2.0, 2.0, 2.0], (2, 0, 1), "equal losses")
+    judge_fit(sizes, law(1, 5e6, 2.0, sizes), (1, 5e6, 2.0), "a steep law")
+    judge_fit(sizes, [2.0, 1.0, 1.0, 1.0], (1, 1e9, 3), "steeper than any law")
+    # relative errors: the first loss is large, and an absolute fit would follow it alone
+    big = law(0.01, 500, 0.9, sizes) * (1 + np.array([0.1, -0.02, 0.01, -0.01]))
+    judge_fit(sizes, big, (0.01, 500, 0.9), "relative errors")
 
-        results, _ = lesson.threads(world, one)
-        for rank, (loss, gradient) in enumerate(results):
-            a, b = edges[rank], edges[rank + 1]
-            for label, got, right in (("loss", loss, want), ("d_logits", gradient, d[:, a:b])):
-                kind = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got)
-                assert kind == f"float32 {right.shape}", (
-                    f"{name}: {label} of rank {rank} is {kind}, not float32 {right.shape}"
-                )
-                bad = ~np.isclose(got, right, 1e-5, 1e-5)
-                if bad.any():
-                    at = tuple(int(i) for i in np.argwhere(bad)[0])
-                    raise AssertionError(
-                        f"{name}: {label}{list(at)} of rank {rank} (tokens {a} to {b - 1}, target "
-                        f"{targets[at[0]]}) is {got[at]}, not {right[at]:.6f}"
-                    )
-            assert np.array_equal(loss, results[0][0]), f"{name}: ranks 0 and {rank} differ in loss"
+    def judge_predict(sizes, losses, size, draws, seed) -> tuple:
+        given = [float(x) for x in sizes], [float(x) for x in losses]
+        kept = [*given[0]], [*given[1]]
+        low, middle, high = answer.predict(*given, size, draws, seed)
+        assert given == kept, "predict changed what it was given"
+        case = f"predict({kept[0]}, {np.round(losses, 4).tolist()}, {size:g}, {draws}, {seed})"
+        assert np.isfinite([low, middle, high]).all(), f"{case}: got {(low, middle, high)}"
+        fitted = answer.fit(*given)
+        expected = float(law(*fitted, size))
+        assert abs(middle / expected - 1) < 1e-6, (
+            f"{case}: middle {middle}, the fit says {expected}"
+        )
+        off = law(*fitted, sizes) / losses - 1
+        s = float(np.sqrt((off**2).sum() / (len(off) - 3)))
+        return low, middle, high, s, case
 
-    rng = np.random.default_rng(26)
-
-    def draw(B, V, scale=1.0, shift=0.0):
-        return (shift + scale * rng.normal(size=(B, V))).astype(np.float32), rng.integers(0, V, B)
-
-    example = np.array([[1, 2, 3, 4]], np.float32)
-    check("the example", example, np.array([2]), [0, 2, 4])
-    check("one rank", *draw(5, 7), [0, 7])
-    check("two ranks", *draw(6, 8), [0, 4, 8])
-    check("uneven parts", *draw(9, 13), [0, 1, 6, 13])
-    check("300 tokens", *draw(40, 300), [0, 130, 300])
-    check("a rank without tokens", *draw(4, 6), [0, 3, 3, 6])
-    check("every token is a target once", draw(12, 12)[0], np.arange(12), [0, 4, 8, 12])
-    check("the same target twice", draw(4, 6)[0], np.array([5, 5, 0, 5]), [0, 3, 6])
-    check("logits of 10,000", *draw(8, 12, 3000.0), [0, 4, 8, 12])
-    check("all logits near 10,000", *draw(8, 12, 1.0, 10_000.0), [0, 6, 12])
-    check("all logits near -10,000", *draw(8, 12, 1.0, -10_000.0), [0, 6, 12])
-    far = draw(6, 12)[0]
-    far[:, 8:] += 200  # the largest logit is on the last rank alone
-    check("the last rank has all the weight", far, np.arange(6, 12), [0, 4, 8, 12])
-    out = draw(6, 12)[0]
-    out[:, :4] = -np.inf
-    out[0, 5:] = -np.inf
-    check("tokens ruled out on a whole rank", out, np.array([4, 5, 7, 8, 9, 11]), [0, 4, 8, 12])
-    check("a target that is ruled out", out, np.array([4, 0, 7, 8, 1, 11]), [0, 4, 8, 12])
-    check("no positions", np.zeros((0, 6), np.float32), np.zeros(0, np.int64), [0, 3, 6])
+    sizes = 10 ** np.linspace(4, 6, 6)
+    exact = law(1.5, 60, 0.4, sizes)
+    low, middle, high, _, case = judge_predict(sizes, exact, 1e7, 20, 0)
+    assert high - low < 1e-3 * middle, f"{case}: an exact law has the interval {low} .. {high}"
+    for n, noise in ((4, 0.01), (12, 0.05)):
+        sizes = 10 ** np.linspace(4, 6, n)
+        losses = law(1.5, 60, 0.4, sizes) * (1 + noise * rng.normal(size=n))
+        for size in (1.1e5, 1e13):  # inside of the sizes, and far from all
+            low, middle, high, s, case = judge_predict(sizes, losses, size, 400, n)
+            on = law(*answer.fit([*sizes], [*losses]), sizes)
+            luck = rng.normal(size=(400, n + 1))
+            refits = [answer.fit([*sizes], [*(on * (1 + s * z[:-1]))]) for z in luck]
+            ours = [law(*p, size) * (1 + s * z[-1]) for p, z in zip(refits, luck)]
+            want = np.quantile(ours, (0.05, 0.95))
+            wide = want[1] - want[0]
+            off = max(abs(low - want[0]), abs(high - want[1])) / wide
+            assert 0.8 < (high - low) / wide < 1.25 and off < 0.25, (
+                f"rule 2: {case}: {low:.4f} to {high:.4f} is far from {want[0]:.4f} to "
+                f"{want[1]:.4f}, of 400 fits that the judge made with yours"
+            )
+            assert low < middle < high, f"{case}: {low} < {middle} < {high} is false"
+        one, again, other = (
+            tuple(answer.predict(list(sizes), list(losses), 1e9, 20, seed))
+            for seed in (n, n, n + 1)
+        )
+        assert one == again, f"{case}: the same seed gives {one}, then {again}"
+        assert one[::2] != other[::2], f"{case}: another seed, the same interval"
+    for sizes, losses in (
+        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, float("nan"), 1.0]),
+        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, float("inf"), 1.0]),
+        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, 0.0, 1.0]),
+        ([1e4, 1e5, 1e6, 1e7], [3.0, 2.0, -1.5, 1.0]),
+        ([1e4, 1e5], [3.0, 2.0]),
+        ([1e4, 1e5, 1e5, 1e4], [3.0, 2.0, 2.1, 3.1]),
+    ):
+        for name, arguments in (("fit", ()), ("predict", (1e8, 10, 0))):
+            try:
+                said = getattr(answer, name)(list(sizes), list(losses), *arguments)
+            except ValueError:
+                continue
+            raise AssertionError(f"rule 3: {name}({sizes}, {losses}) gives {said}, no ValueError")
+    three = [1e4, 1e5, 1e6], [3.0, 2.0, 1.5]
+    judge_fit(*three, (1, 200, 0.30103), "three sizes")
+    doubled = [x for x in three[0] for _ in (0, 1)], [x + y for x in three[1] for y in (-0.1, 0.1)]
+    try:
+        said = answer.predict(*doubled, 1e8, 10, 0)
+    except ValueError:
+        return
+    raise AssertionError(f"rule 3: predict from three sizes, two runs each, gives {said}")

@@ -1,93 +1,117 @@
-"""Exercise 29: 1F1B (one forward, one backward, in turns) where messages take time.
+"""Exercise 29: the loss, with the vocabulary cut over the ranks.
 
-    one_f_one_b(2, 3, F=1, B=2, send=0) -> [["F0", "F1", "B0", "F2", "B1", "B2"],
-                                            ["F0", "B0", "F1", "B1", "F2", "B2"]]
+    parallel_loss(all_reduce, logits, first, targets) -> loss (B,), d_logits (B, n)
 
-P devices, one stage of the model on each, and M micro-batches; "F1" is the forward pass of
-micro-batch 1 through the device's stage and takes a time F, "B1" its backward pass and takes B.
-All times are whole numbers. An operation runs as soon as its device has done everything before it
-in its list, and its input is there: F needs the same F of the device before, `send` after that has
-ended; B needs the F of its own device, and the B of the device after, `send` after that has ended
-(the last device has none). A device computes while its messages travel.
+The last matrix of a language model is large, so its columns are cut: a rank has the logits of the
+tokens first .. first + n - 1 only (first and n differ from rank to rank), for all B positions.
+targets (B,), int64, are the right tokens, of the whole vocabulary, and the same on all ranks. With
+two ranks, four tokens, logits [[1, 2]] and [[3, 4]], and the target 2: the loss is
+log(e^1 + e^2 + e^3 + e^4) - 3 = 1.4402 on both, and d_logits is the softmax over all four minus 1
+at the target: [[0.0321, 0.0871]] on rank 0, [[0.2369 - 1, 0.6439]] on rank 1.
 
-The order of the lesson waits: a device that has sent a forward pass on has a backward pass to do
-only after the round trip. With `send` above 0 it needs more forward passes to fill that time.
-1. Each device runs each F and each B exactly once.
-2. All is over after (M + P - 1)(F + B) + 2 (P - 1) send: the last device never waits once it has
-   begun, and the first and last micro-batch travel without delay.
-3. Device d never keeps more than 1 + (P - 1 - d)(1 + k) activations, where k is 2 send / (F + B)
-   rounded up: a forward pass adds one, its backward pass releases it.
+all_reduce(x, "sum") and all_reduce(x, "max") take an array of the same shape and dtype from every
+rank, and return the sum or the maximum over the ranks; x itself stays. All ranks must call it
+equally often, in the same order.
+1. loss: cross-entropy of each position, the same on all ranks, as float32; d_logits: the gradient
+   of the *sum* of the losses, for this rank's logits, float32.
+2. Logits of +-10,000, or -inf (a token that is ruled out), give neither overflow nor NaN. Of each
+   position, some logit in the vocabulary is finite. A target that is ruled out has the loss inf.
+3. The logits stay where they are: a rank gives to all_reduce at most 3 numbers for each position.
+4. `logits` (float32) and `targets` are left as they are.
 """
 
+from collections.abc import Callable
 
-def one_f_one_b(P: int, M: int, F: int, B: int, send: int) -> list[list[str]]:
-    raise NotImplementedError("write one_f_one_b, then: python course/check.py 29")
+import numpy as np
+
+
+def parallel_loss(
+    all_reduce: Callable, logits: np.ndarray, first: int, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    raise NotImplementedError("write parallel_loss, then: python course/check.py 29")
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import random
+    import lesson
 
-    def run(orders: list[list[str]], cost: dict, send: int, case: str) -> int:
-        done = {}
-        free = [0] * len(orders)
-        left = [list(order) for order in orders]
-        while any(left):
-            waiting = {d: order[0] for d, order in enumerate(left) if order}
-            before = len(done)
-            for d in waiting:
-                while left[d]:
-                    kind, m = left[d][0][0], left[d][0][1:]
-                    needs = [("F", m, d - 1)] if kind == "F" and d else []
-                    if kind == "B":
-                        needs = [("F", m, d)] + [("B", m, d + 1)] * (d + 1 < len(orders))
-                    if not all(op in done for op in needs):
-                        break
-                    ready = [done[op] + send * (op[2] != d) for op in needs]
-                    free[d] = done[kind, m, d] = max([free[d], *ready]) + cost[kind]
-                    left[d].pop(0)
-            assert len(done) > before, (
-                f"{case}: deadlock; each device waits forever before {waiting}"
-            )
-        return max(free)
+    def check(name, whole, targets, edges):
+        world = len(edges) - 1
+        B = len(targets)
+        x = whole.astype(np.float64)
+        top = x.max(1, keepdims=True)
+        p = np.exp(x - top)
+        want = np.log(p.sum(1)) + top[:, 0] - x[np.arange(B), targets]
+        d = p / p.sum(1, keepdims=True)
+        d[np.arange(B), targets] -= 1
 
-    rng = random.Random(29)
-    cases = [(P, M, 1, 2, 0) for P, M in ((1, 3), (2, 1), (2, 3), (3, 3), (4, 8), (4, 2), (8, 16))]
-    cases += [(4, 8, 1, 1, 0), (5, 7, 3, 4, 0), (1, 4, 1, 2, 5), (2, 6, 1, 2, 1), (4, 16, 1, 2, 1)]
-    cases += [
-        (4, 16, 1, 2, 3),
-        (3, 20, 1, 1, 1),
-        (4, 17, 2, 5, 2),
-        (4, 17, 2, 5, 4),
-        (4, 3, 1, 2, 9),
-    ]
-    cases += [(12, 50, 1, 2, 3), (16, 40, 2, 3, 4), (3, 200, 1, 2, 1), (4, 60, 1, 2, 40)]
-    cases += [(4, 16, 9, 16, 1)]  # a small part of a turn is a whole one more
-    for _ in range(60):
-        F = rng.randint(1, 5)
-        B = rng.randint(1, 8)
-        send = rng.randint(0, 9)
-        cases.append((rng.randint(1, 8), rng.randint(1, 20), F, B, send))
-    for P, M, F, B, send in cases:
-        case = f"P = {P}, M = {M}, F = {F}, B = {B}, send = {send}"
-        orders = [list(order) for order in answer.one_f_one_b(P, M, F, B, send)]
-        assert len(orders) == P, f"{case}: {len(orders)} devices have a list"
-        all_ops = sorted(f"{kind}{m}" for m in range(M) for kind in "FB")
-        for d, order in enumerate(orders):
-            assert sorted(order) == all_ops, (
-                f"rule 1: {case}: device {d} must run each F and B once: {order[:20]}"
-            )
-        end = run(orders, dict(F=F, B=B), send, case)
-        best = (M + P - 1) * (F + B) + 2 * (P - 1) * send
-        assert end == best, (
-            f"rule 2: {case}: all is over after {end}, not {best}; the first device's list begins "
-            f"{orders[0][:12]}"
-        )
-        for d, order in enumerate(orders):
-            kept = 0
-            room = 1 + (P - 1 - d) * (1 + -(-2 * send // (F + B)))
-            for i, op in enumerate(order):
-                kept += 1 if op[0] == "F" else -1
-                assert kept <= room, (
-                    f"rule 3: {case}: device {d} keeps {kept} activations after its operation {i}, "
-                    f"{op}, and may keep {room}"
+        def one(rank, world, send, recv):
+            given = 0
+
+            def all_reduce(x, op):
+                nonlocal given
+                where = f"{name}: rank {rank} calls all_reduce"
+                assert op in ("sum", "max"), f"{where} with {op!r}, which is neither sum nor max"
+                assert isinstance(x, np.ndarray), f"{where} with a {type(x).__name__}"
+                given += x.size
+                assert given <= 3 * B, (
+                    f"{where} with {given} numbers, more than 3 for each of {B} positions"
                 )
+                for other in range(world):
+                    send(other, x)
+                parts = [recv(other) for other in range(world)]
+                kinds = {(part.shape, part.dtype.name) for part in parts}
+                assert len(kinds) == 1, f"{where}, and the ranks gave it {sorted(kinds, key=str)}"
+                return np.sum(parts, 0, parts[0].dtype) if op == "sum" else np.max(parts, 0)
+
+            mine = whole[:, edges[rank] : edges[rank + 1]].copy()
+            mine_before = mine.copy()
+            targets_before = targets.copy()
+            with np.errstate(all="ignore"):
+                out = answer.parallel_loss(all_reduce, mine, edges[rank], targets_before)
+            assert np.array_equal(mine, mine_before), f"{name}: rank {rank} changed its logits"
+            assert np.array_equal(targets, targets_before), f"{name}: rank {rank} changed targets"
+            return out
+
+        results, _ = lesson.threads(world, one)
+        for rank, (loss, gradient) in enumerate(results):
+            a, b = edges[rank], edges[rank + 1]
+            for label, got, right in (("loss", loss, want), ("d_logits", gradient, d[:, a:b])):
+                kind = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got)
+                assert kind == f"float32 {right.shape}", (
+                    f"{name}: {label} of rank {rank} is {kind}, not float32 {right.shape}"
+                )
+                bad = ~np.isclose(got, right, 1e-5, 1e-5)
+                if bad.any():
+                    at = tuple(int(i) for i in np.argwhere(bad)[0])
+                    raise AssertionError(
+                        f"{name}: {label}{list(at)} of rank {rank} (tokens {a} to {b - 1}, target "
+                        f"{targets[at[0]]}) is {got[at]}, not {right[at]:.6f}"
+                    )
+            assert np.array_equal(loss, results[0][0]), f"{name}: ranks 0 and {rank} differ in loss"
+
+    rng = np.random.default_rng(26)
+
+    def draw(B, V, scale=1.0, shift=0.0):
+        return (shift + scale * rng.normal(size=(B, V))).astype(np.float32), rng.integers(0, V, B)
+
+    example = np.array([[1, 2, 3, 4]], np.float32)
+    check("the example", example, np.array([2]), [0, 2, 4])
+    check("one rank", *draw(5, 7), [0, 7])
+    check("two ranks", *draw(6, 8), [0, 4, 8])
+    check("uneven parts", *draw(9, 13), [0, 1, 6, 13])
+    check("300 tokens", *draw(40, 300), [0, 130, 300])
+    check("a rank without tokens", *draw(4, 6), [0, 3, 3, 6])
+    check("every token is a target once", draw(12, 12)[0], np.arange(12), [0, 4, 8, 12])
+    check("the same target twice", draw(4, 6)[0], np.array([5, 5, 0, 5]), [0, 3, 6])
+    check("logits of 10,000", *draw(8, 12, 3000.0), [0, 4, 8, 12])
+    check("all logits near 10,000", *draw(8, 12, 1.0, 10_000.0), [0, 6, 12])
+    check("all logits near -10,000", *draw(8, 12, 1.0, -10_000.0), [0, 6, 12])
+    far = draw(6, 12)[0]
+    far[:, 8:] += 200  # the largest logit is on the last rank alone
+    check("the last rank has all the weight", far, np.arange(6, 12), [0, 4, 8, 12])
+    out = draw(6, 12)[0]
+    out[:, :4] = -np.inf
+    out[0, 5:] = -np.inf
+    check("tokens ruled out on a whole rank", out, np.array([4, 5, 7, 8, 9, 11]), [0, 4, 8, 12])
+    check("a target that is ruled out", out, np.array([4, 0, 7, 8, 1, 11]), [0, 4, 8, 12])
+    check("no positions", np.zeros((0, 6), np.float32), np.zeros(0, np.int64), [0, 3, 6])

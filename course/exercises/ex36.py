@@ -1,158 +1,171 @@
-"""Exercise 36: put together a checkpoint that was trained on several devices.
+"""Exercise 36: a shuffle buffer that goes on after a stop as if there had been none.
 
-    merge(ranks, n_head, n_kv_head, head_dim, vocab_size) -> {name: tensor}
+    buffer = Shuffler(read, n, size, seed)       a stream of n rows: read(0), read(1), ...
+    buffer.next()                                the next row, shuffled; None after the last
+    saved = buffer.state()                       and later, perhaps in another process:
+    buffer = Shuffler(read, n, size, seed, saved)
 
-Megatron cuts each layer over N devices, and each saves its part: ranks[r] is a dictionary of rank
-r, here of a model with one layer. In a rank's part, with G = n_kv_head / N groups of its own:
-
-    embedding         (padded / N, C)   its rows of the table; the padding is after the last token
-    qkv, qkv_bias     its groups, one after another. A group: the rows of the queries that share a
-                      key (n_head / n_kv_head heads), of that key, of its value: head_dim a head
-    proj              (C, n_head / N * head_dim): its columns, for its own heads
-    proj_bias, norm   (C,): whole, the same on every rank
-    fc1               (2 * hidden / N, C): its rows of the gate, then its rows of the up matrix
-    fc2               (C, hidden / N): its columns
-
-The result, as a class of transformers wants it (all rows of weights, (out, in)):
-
-    embed (vocab_size, C) · q (n_head * head_dim, C) · k, v (n_kv_head * head_dim, C) · q_bias,
-    k_bias, v_bias · out (C, n_head * head_dim) · out_bias, norm (C,) · gate, up (hidden, C) ·
-    down (C, hidden)
-
-Heads, groups and tokens stay in their order: rank 0 has the first ones. Dtypes stay, each its own
-(norms are often float32 beside bfloat16 weights). What was given
-is not changed, and the result shares no memory with it. If the ranks do not have the same proj_bias
-or norm, to the bit, one of the files is from another step: a ValueError that names the tensor.
+It holds up to `size` rows. Before each draw it reads on until it holds that many, or the stream is
+at its end; next() gives out one of them, drawn at random (each as likely as any other). Rules:
+1. each of the n rows comes once, then None, also if size is larger than n, or n is 0;
+2. before draw k (the first is 0) the first k + size rows have been read, and at most one row more:
+   you may read on before next() returns, or at the next call;
+3. another seed gives another order, the same seed the same, whoever else draws random numbers;
+   and nobody else's are touched (several buffers may be at work, and Python's generator in use);
+4. state() is what json can write, without any row: numbers say which rows are held. It is of its
+   moment: what comes later does not change it. It may be taken at any time;
+5. after a resume the rows come as they would have come without a stop, and no row is read more than
+   once, so you can not begin from the start.
 """
 
-from torch import Tensor
+from collections.abc import Callable
 
 
-def merge(
-    ranks: list[dict[str, Tensor]], n_head: int, n_kv_head: int, head_dim: int, vocab_size: int
-) -> dict[str, Tensor]:
-    raise NotImplementedError("write merge, then: python course/check.py 36")
+class Shuffler:
+    def __init__(self, read: Callable, n: int, size: int, seed: int, state=None) -> None:
+        raise NotImplementedError("write Shuffler, then: python course/check.py 36")
+
+    def next(self):
+        raise NotImplementedError
+
+    def state(self):
+        raise NotImplementedError
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import torch
-    import torch.nn.functional as F
+    import random
 
-    generator = torch.Generator().manual_seed(36)
+    rng = random.Random(9)
+    for n, size in ((10, 3), (7, 1), (5, 9), (1, 1), (0, 4), (60, 16), (4, 4), (150, 99)):
+        case = f"{n} rows, a buffer of {size}"
+        whole, *_ = _go_on(answer, n, size, 5, n + 2)
+        assert sorted(whole) == [*range(n)], f"{case}: the rows come as {whole}"
+        assert _go_on(answer, n, size, 5, n + 2)[0] == whole, f"{case}: a seed has two orders"
+        for _ in range(12):
+            stops = sorted(rng.choices(range(n + 2), k=rng.choice((1, 1, 2, 3))))
+            _stop_and_go_on(answer, n, size, whole, stops)
+    _alone(answer)
+    _looks_random(answer)
 
-    def attention(x, parts, H, G, D):
-        """What the ranks compute together: each its own heads, and the sum of what they give."""
-        total = parts[0]["proj_bias"]
-        for part in parts:
-            groups = (x @ part["qkv"].T + part["qkv_bias"]).view(len(x), -1, H // G + 2, D)
-            outs = []
-            for group in groups.unbind(1):  # (T, H / G + 2, D)
-                *queries, key, value = group.unbind(1)
-                outs += [(query @ key.T / D**0.5).softmax(-1) @ value for query in queries]
-            total = total + torch.cat(outs, 1) @ part["proj"].T
-        return total
 
-    def attention_of(x, w, H, G, D):
-        """The same from the merged weights."""
-        q, k, v = (x @ w[name].T + w[f"{name}_bias"] for name in "qkv")
-        outs = []
-        for head in range(H):
-            own, shared = (slice(i * D, (i + 1) * D) for i in (head, head // (H // G)))
-            outs.append((q[:, own] @ k[:, shared].T / D**0.5).softmax(-1) @ v[:, shared])
-        return torch.cat(outs, 1) @ w["out"].T + w["out_bias"]
+def _alone(answer) -> None:
+    """Two buffers in turns, beside somebody who draws and seeds."""
+    import random
 
-    def mlp(x, parts):
-        total = 0
-        for part in parts:
-            gate, up = (x @ part["fc1"].T).chunk(2, 1)
-            total = total + (F.silu(gate) * up) @ part["fc2"].T
-        return total
+    import numpy as np
 
-    cases = [(1, 4, 2, 3, 7, 8), (2, 8, 2, 2, 11, 16), (2, 4, 4, 3, 9, 10), (4, 8, 4, 2, 13, 16)]
-    cases += [(3, 12, 6, 1, 20, 30), (2, 6, 6, 2, 12, 12), (4, 8, 8, 2, 1, 64)]
-    for N, H, G, D, vocab, padded in cases:
-        case = f"{N} ranks, {H} heads in {G} groups of {D}, {vocab} of {padded} tokens"
-        C = 6
-        hidden = 4 * N
-        T = 5
+    seeds = (5, 6)
+    n = 40
+    orders = [_go_on(answer, n, 7, seed, n)[0] for seed in seeds]
+    random.random(), np.random.random()
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    buffers = [answer.Shuffler(Stream(n, "two buffers").read, n, 7, seed) for seed in seeds]
+    found = [[buffer.next().number for buffer in buffers] for _ in range(n)]
+    touched = (random.getstate(), np.random.get_state()[1].tolist()) != before
+    assert not touched, "rule 3: the global generator of Python or numpy is used"
+    for order, alone in zip(zip(*found), orders):
+        assert [*order] == alone, f"two buffers in turns: {[*order]}, one alone: {alone}"
 
-        def random(*size):
-            return torch.randn(size, generator=generator, dtype=torch.float64)
 
-        same = dict(proj_bias=random(C), norm=random(C))
-        sizes = dict(embedding=(padded // N, C), qkv=((H + 2 * G) // N * D, C))
-        sizes |= dict(qkv_bias=((H + 2 * G) // N * D,), proj=(C, H // N * D))
-        sizes |= dict(fc1=(2 * hidden // N, C), fc2=(C, hidden // N))
-        parts = [
-            {name: random(*size) for name, size in sizes.items()}
-            | {name: w.clone() for name, w in same.items()}
-            for _ in range(N)
-        ]
-        given = [{name: w.clone() for name, w in part.items()} for part in parts]
+class Stream:
+    """Rows that json cannot write; it notes which were read."""
 
-        def unchanged(when, parts=parts, given=given, case=case):
-            for rank, (part, before) in enumerate(zip(parts, given)):
-                for name, w in before.items():
-                    here = name in part and torch.equal(part[name], w)
-                    assert here, f"{case}: {when}, {name} of rank {rank} is not what it was"
+    class Row:
+        def __init__(self, number: int) -> None:
+            self.number = number
 
-        w = answer.merge(parts, H, G, D, vocab)
-        unchanged("after the merge")
-        want = dict(embed=(vocab, C), q=(H * D, C), k=(G * D, C), v=(G * D, C), q_bias=(H * D,))
-        want |= dict(k_bias=(G * D,), v_bias=(G * D,), out=(C, H * D), out_bias=(C,), norm=(C,))
-        want |= dict(gate=(hidden, C), up=(hidden, C), down=(C, hidden))
-        shapes = {name: tuple(tensor.shape) for name, tensor in w.items()}
-        wrong = {name for name in want.keys() | shapes.keys() if shapes.get(name) != want.get(name)}
-        assert not wrong, f"{case}: " + ", ".join(
-            f"{n} is {shapes.get(n)}, not {want.get(n)}" for n in sorted(wrong)
+        def __repr__(self) -> str:
+            return f"row {self.number}"
+
+    def __init__(self, n: int, case: str) -> None:
+        self.rows = [self.Row(i) for i in range(n)]
+        self.reads = []
+        self.case = case
+
+    def read(self, i: int) -> "Stream.Row":
+        assert i in range(len(self.rows)), f"{self.case}: read({i}), of {len(self.rows)} rows"
+        assert i not in self.reads, f"{self.case}: row {i} is read twice"
+        self.reads.append(i)
+        return self.rows[i]
+
+
+def _go_on(answer, n: int, size: int, seed: int, count: int, case: str = "", resume=(0, None, 0)):
+    """Take `count` rows -> their numbers, the buffer, how far the stream was read.
+
+    resume: rows that came before, the state after them, how far the stream was read then."""
+    case = case or f"{n} rows, a buffer of {size}"
+    at, state, far = resume
+    stream = Stream(n, case)
+    out = []
+    buffer = answer.Shuffler(stream.read, n, size, seed, state)
+    for k in range(at, at + count):
+        row = buffer.next()
+        if k >= n:
+            assert row is None, f"{case}: after the last row next() returns {row!r}, not None"
+            continue
+        assert any(row is other for other in stream.rows), f"{case}: next() returns {row!r}, no row"
+        out.append(row.number)
+        far = max(far, *[i + 1 for i in stream.reads], 0)
+        assert 0 <= far - min(n, k + size) <= 1, (
+            f"{case}: after draw {k}, {far} rows of the stream have been read; "
+            f"{min(n, k + size)} before it, and one more at most"
         )
-        for name, tensor in w.items():
-            assert tensor.dtype == torch.float64, f"{case}: {name} has become {tensor.dtype}"
-        table = torch.cat([part["embedding"] for part in given])
-        rows = (w["embed"] != table[:vocab]).any(1).nonzero().flatten().tolist()
-        assert not rows, f"{case}: the rows {rows[:9]} of the table are those of other tokens"
-        x = random(T, C)
-        far = (attention_of(x, w, H, G, D) - attention(x, given, H, G, D)).abs().max()
-        assert far < 1e-9, f"{case}: attention differs by {far:.2g}"
-        for at in range(H):  # and head by head, so that no two mistakes make up for each other
-            only = w | {"out": torch.zeros_like(w["out"])}
-            own = slice(at * D, (at + 1) * D)
-            only["out"][:, own] = w["out"][:, own]
-            alone = [part | {"proj": torch.zeros_like(part["proj"])} for part in given]
-            rank, place = divmod(at, H // N)
-            there = slice(place * D, (place + 1) * D)
-            alone[rank]["proj"][:, there] = given[rank]["proj"][:, there]
-            far = (attention_of(x, only, H, G, D) - attention(x, alone, H, G, D)).abs().max()
-            assert far < 1e-9, f"{case}: head {at} alone differs by {far:.2g}"
-        ours = (F.silu(x @ w["gate"].T) * (x @ w["up"].T)) @ w["down"].T
-        far = (ours - mlp(x, given)).abs().max()
-        assert far < 1e-9, f"{case}: the MLP differs by {far:.2g}"
-        for name in ("norm", "out_bias"):
-            right = same["proj_bias" if name == "out_bias" else name]
-            assert torch.equal(w[name], right), f"{case}: {name} is not what every rank has"
-        for tensor in w.values():
-            tensor.fill_(7.0)
-        unchanged("after writing into the result")
+    most = size + count
+    assert len(stream.reads) <= most, f"{case}: {len(stream.reads)} reads for {count} rows"
+    return out, buffer, far
 
-        for name in same if N > 1 else ():
-            for rank, zeros in [(rank, False) for rank in range(N)] + [(N - 1, True)]:
-                other = [part | {name: part[name].clone()} for part in given]
-                if zeros:
-                    for part in other:
-                        part[name][C - 1] = 0.0
-                    other[rank][name][C - 1] = -0.0  # an equal number, and other bits
-                else:
-                    other[rank][name][C - 1] += 1e-12
-                try:
-                    answer.merge(other, H, G, D, vocab)
-                except ValueError as error:
-                    assert name in str(error), f"the error does not name {name}: {error}"
-                else:
-                    raise AssertionError(f"{case}: rank {rank} has another {name}, and no error")
-    half = [
-        {name: w.float() if name == "norm" else w.bfloat16() for name, w in part.items()}
-        for part in given
-    ]
-    for name, w in answer.merge(half, H, G, D, vocab).items():
-        right = torch.float32 if name == "norm" else torch.bfloat16
-        assert w.dtype == right, f"{right} went in, {name} comes out as {w.dtype}"
+
+def _stop_and_go_on(answer, n: int, size: int, whole: list[int], stops: list[int]) -> None:
+    import json
+
+    case = f"{n} rows, a buffer of {size}, stopped after {stops}"
+    at = 0
+    resume = (0, None, 0)
+    for stop in [*stops, n + 2]:
+        out, buffer, far = _go_on(answer, n, size, 5, stop - at, case, resume)
+        expected = whole[at:stop]
+        assert out == expected, f"{case}: from row {at} on {out}, without a stop {expected}"
+        kept = buffer.state()
+        try:
+            text = json.dumps(kept)
+        except (TypeError, ValueError) as error:
+            raise AssertionError(f"{case}: json cannot write the state {kept!r}: {error}") from None
+        assert len(text) < 8000 + 30 * size, f"{case}: a state of {len(text):,} characters"
+        for _ in range(3):
+            buffer.next()
+        late = json.dumps(kept)
+        assert late == text, f"{case}: a state changes when rows come later, {text} to {late}"
+        at = stop
+        resume = (stop, json.loads(text), far)
+
+
+def _looks_random(answer) -> None:
+    from collections import Counter
+
+    size = 4
+    seeds = 1200
+    orders = [_go_on(answer, 6, size, seed, 6)[0] for seed in range(seeds)]
+    assert len({tuple(order) for order in orders}) > 200, (
+        f"{seeds} seeds give {len({*map(tuple, orders)})} orders of 6 rows, such as {orders[:2]}"
+    )
+    # a row that is held when 4 rows are comes with 1/4, in each of the first three draws
+    chance = [[0.25] * 4 + [0, 0], [3 / 16] * 4 + [0.25, 0], [9 / 64] * 4 + [3 / 16, 0.25]]
+    for draw in range(3):
+        counts = Counter(order[draw] for order in orders)
+        for row in range(6):
+            expected = seeds * chance[draw][row]
+            assert abs(counts[row] - expected) <= 0.3 * expected, (
+                f"6 rows, a buffer of 4, {seeds} seeds: draw {draw} gives row {row} {counts[row]} "
+                f"times, about {expected:.0f} are expected"
+            )
+    last = Counter(order[5] for order in orders)  # the last three are held, and drawn as well
+    expected = seeds / 3 * (1 - sum(c[5] for c in chance))
+    assert abs(last[5] - expected) <= 0.3 * expected, (
+        f"6 rows, a buffer of 4, {seeds} seeds: row 5 is the last {last[5]} times, about "
+        f"{expected:.0f} are expected; the last rows are drawn too"
+    )
+    firsts = {_go_on(answer, 20, 20, seed, 1)[0][0] for seed in range(400)}
+    assert len(firsts) == 20, f"20 rows, a buffer of 20, 400 seeds: the first is one of {firsts}"
+    rows, *_ = _go_on(answer, 300, 20, 1, 300)
+    follow = sum(b == a + 1 for a, b in zip(rows, rows[1:]))
+    assert follow < 60, f"300 rows, a buffer of 20: {follow} times a row is followed by the next"

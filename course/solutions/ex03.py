@@ -1,107 +1,103 @@
 """Exercise 3: the reference, and answers that the oracle must refuse."""
 
-import torch
-from edits import edits
+import sys
+
+import numpy as np
 
 
-def scaled_dot_product_attention(Q, K, V, mask=None):
-    scores = Q @ K.transpose(-2, -1) / Q.size(-1) ** 0.5  # (..., T, S)
-    if mask is None:
-        return torch.softmax(scores, dim=-1) @ V
-    # a finite number instead of -inf: where all are masked, softmax has something to work with
-    lowest = torch.finfo(scores.dtype).min
-    weights = torch.softmax(scores.masked_fill(~mask, lowest), dim=-1)
-    return weights.masked_fill(~mask, 0.0) @ V
+def sorted_nodes(root):
+    """Each node before the nodes it was made from, without calls within calls."""
+    waits = {root: 0}  # node -> uses below root that have not been placed yet
+    found = [root]
+    for node in found:
+        for parent in node.parents:
+            if parent not in waits:
+                waits[parent] = 0
+                found.append(parent)
+            waits[parent] += 1
+    order = [root]
+    for node in order:
+        for parent in node.parents:
+            waits[parent] -= 1
+            if waits[parent] == 0:
+                order.append(parent)
+    return order
 
 
-def multihead_self_attention(
-    d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight, in_features
-):
-    T = in_features.size(-2)
-    weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-    q, k, v = (split(in_features @ w.T, num_heads) for w in weights)
-    causal = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
-    y = scaled_dot_product_attention(q, k, v, causal)  # (..., H, T, D)
-    return y.transpose(-2, -3).flatten(-2) @ o_proj_weight.T
+def unbroadcast(g, shape):
+    while g.ndim > len(shape):
+        g = g.sum(0)
+    for i, n in enumerate(shape):
+        if n == 1:
+            g = g.sum(i, keepdims=True)
+    return g
 
 
-def split(x, heads):
-    """(..., T, heads * D) -> (..., heads, T, D)"""
-    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+def walk(root, order=sorted_nodes, fit=unbroadcast, accumulate=True, fresh=True):
+    nodes = order(root)
+    for node in nodes:
+        if node.parents and fresh:
+            node.grad = np.zeros_like(node.data)
+    root.grad = root.grad + 1.0
+    for node in nodes:
+        for parent, rule in zip(node.parents, node.rules):
+            g = fit(rule(node.grad), parent.data.shape)
+            parent.grad = parent.grad + g if accumulate else g
 
 
-edit = edits(__file__)
-LOWEST = "    lowest = torch.finfo(scores.dtype).min\n"
-INFINITE = "    lowest = -torch.inf\n"
-SCORES = "    scores = Q @"
-SUM = "    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)"
-WEIGHTS = "weights = torch.softmax(scores.masked_fill(~mask, lowest), dim=-1)"
-RETURN = "    return weights.masked_fill(~mask, 0.0) @ V\n"
-KERNEL = "torch.nn.functional.scaled_dot_product_attention"
+def backward(root):
+    walk(root)
+
+
+def breadth_first(root):
+    order = [root]
+    for node in order:
+        order += [parent for parent in node.parents if parent not in order]
+    return order
+
+
+def recursive(root):
+    order = []
+    seen = set()
+
+    def visit(node):
+        if node not in seen:
+            seen.add(node)
+            for parent in node.parents:
+                visit(parent)
+            order.append(node)
+
+    visit(root)
+    return order[::-1]
+
+
+def shares_memory(root):
+    """Where a rule hands on what it got, two nodes get one array."""
+    walk(root)
+    for node in sorted_nodes(root):
+        for parent in node.parents:
+            if np.array_equal(parent.grad, node.grad):
+                parent.grad = node.grad
+
+
+def raises_the_limit(root):
+    sys.setrecursionlimit(50_000)
+    walk(root)
+
+
 WRONG = {  # name -> what of the reference it replaces
-    "NaN where nothing may be looked at": edit(
-        LOWEST, INFINITE, RETURN, "    return weights @ V\n"
+    "in the order met": dict(backward=lambda root: walk(root, order=breadth_first)),
+    "= for +=": dict(backward=lambda root: walk(root, accumulate=False)),
+    "passes the inner gradients of the last call on": dict(
+        backward=lambda root: walk(root, fresh=False)
     ),
-    "NaN removed, but not from backward": edit(
-        LOWEST, INFINITE, RETURN, "    return (weights @ V).nan_to_num(0.0)\n"
-    ),
-    "an average where nothing may be looked at": edit(RETURN, "    return weights @ V\n"),
-    "masks with -1,000": edit(
-        LOWEST,
-        "    lowest = -1000.0\n",
-        RETURN,
-        "    return (weights * mask.any(-1, keepdim=True)) @ V\n",
-    ),
-    "masks with -1e30, whatever the type": edit(LOWEST, "    lowest = -1e30\n"),
-    "adds -1e4 where it should mask": edit(
-        "scores.masked_fill(~mask, lowest)", "scores - 1e4 * (~mask).to(scores.dtype)"
-    ),
-    "masks after softmax": edit("scores.masked_fill(~mask, lowest)", "scores"),
-    "does not divide by the root of D": edit(" / Q.size(-1) ** 0.5", ""),
-    "divides by the root of the values' size": edit("Q.size(-1) ** 0.5", "V.size(-1) ** 0.5"),
-    "one maximum for all rows": edit(
-        WEIGHTS, "weights = torch.exp(scores - scores.amax()) * mask\n" + SUM
-    ),
-    "computes in float32": edit(
-        SCORES,
-        "    dtype = Q.dtype\n    Q, K, V = Q.float(), K.float(), V.float()\n" + SCORES,
-        RETURN,
-        "    return (weights.masked_fill(~mask, 0.0) @ V).to(dtype)\n",
-    ),
-    "the newest 64 keys": edit(
-        SCORES,
-        "    K, V = K[..., -64:, :], V[..., -64:, :]\n"
-        "    mask = None if mask is None else mask[..., -64:]\n" + SCORES,
-    ),
-    "no gradient through the weights": edit(
-        RETURN, RETURN.replace("weights.", "weights.detach().")
-    ),
-    "torch's own": edit(SCORES, f"    return {KERNEL}(Q, K, V, mask)\n" + SCORES),
-    "torch's own, imported at the top": edit(
-        SCORES,
-        "    return kernel(Q, K, V, mask)\n" + SCORES,
-        "import torch\n",
-        f"import torch\n\nkernel = {KERNEL}\n",
-    ),
-    "looks ahead": edit("device=q.device).tril()", "device=q.device)"),
-    "heads interleaved": edit(
-        "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
-        "return x.unflatten(-1, (-1, heads)).movedim(-1, -3)",
-    ),
-    "heads cut out of the positions": edit(
-        "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
-        "return x.reshape(*x.shape[:-2], heads, x.size(-2), x.size(-1) // heads)",
-    ),
-    "does not turn the heads back": edit(
-        "y.transpose(-2, -3).flatten(-2)", "y.reshape(in_features.shape)"
-    ),
-    "a loop over the heads": edit(
-        "y = scaled_dot_product_attention(q, k, v, causal)",
-        "parts = zip(*(x.unbind(-3) for x in (q, k, v)))\n"
-        "    y = torch.stack([scaled_dot_product_attention(*p, causal) for p in parts], -3)",
-    ),
-    "divides by the root of d_model": edit(
-        "split(in_features @ w.T, num_heads)",
-        "split(in_features @ w.T, num_heads) / num_heads**0.25",
-    ),
+    "one array for two gradients": dict(backward=shares_memory),
+    "raises the recursion limit": dict(backward=raises_the_limit),
+    "calls itself for each parent": dict(backward=lambda root: walk(root, order=recursive)),
+}
+
+EQUIVALENT = {
+    "waits = {root: 0}  # node -> uses below root that have not been placed yet: `0` -> `1`": (
+        "root is nobody's parent, so its count is never read"
+    )
 }

@@ -1,158 +1,107 @@
 """Exercise 4: the reference, and answers that the oracle must refuse."""
 
-import numpy as np
 import torch
 from edits import edits
 
 
-def initial(vocabulary, width, blocks, generator):
-    def uniform(size, rows, columns):
-        bound = size * (3 / width) ** 0.5
-        return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
-
-    weights = {
-        "embed": 0.8 * torch.randn(vocabulary, width, generator=generator),
-        "head": 0.001 * torch.randn(vocabulary, width, generator=generator),
-    }
-    for i in range(blocks):
-        for name in ("q", "k", "v"):
-            weights[f"{i}.{name}"] = uniform(1.0, width, width)
-        weights[f"{i}.up"] = uniform(0.4, 4 * width, width)
-        weights[f"{i}.out"] = torch.zeros(width, width)
-        weights[f"{i}.down"] = torch.zeros(width, 4 * width)
-    return weights
+def scaled_dot_product_attention(Q, K, V, mask=None):
+    scores = Q @ K.transpose(-2, -1) / Q.size(-1) ** 0.5  # (..., T, S)
+    if mask is None:
+        return torch.softmax(scores, dim=-1) @ V
+    # a finite number instead of -inf: where all are masked, softmax has something to work with
+    lowest = torch.finfo(scores.dtype).min
+    weights = torch.softmax(scores.masked_fill(~mask, lowest), dim=-1)
+    return weights.masked_fill(~mask, 0.0) @ V
 
 
-def norm(x):
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+def multihead_self_attention(
+    d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight, in_features
+):
+    T = in_features.size(-2)
+    weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+    q, k, v = (split(in_features @ w.T, num_heads) for w in weights)
+    causal = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
+    y = scaled_dot_product_attention(q, k, v, causal)  # (..., H, T, D)
+    return y.transpose(-2, -3).flatten(-2) @ o_proj_weight.T
 
 
-def block(x, w, heads, attention, turn):
-    y = norm(x)
-    T = x.size(1)
-    q, k, v = ((y @ w[name].T).unflatten(-1, (heads, -1)) for name in ("q", "k", "v"))
-    q = turn(q).transpose(1, 2)
-    k = turn(k).transpose(1, 2)
-    v = v.transpose(1, 2)
-    mask = torch.ones(T, T, dtype=torch.bool).tril()
-    y = attention(q, k, v, mask)  # (B, heads, T, D / heads)
-    x = x + y.transpose(1, 2).flatten(-2) @ w["out"].T
-    return x + torch.relu(norm(x) @ w["up"].T).square() @ w["down"].T
-
-
-def gpt(ids, weights, heads, attention, turn):
-    x = weights["embed"][ids]
-    for i in range(sum(name.endswith(".q") for name in weights)):
-        own = {n: weights[f"{i}.{n}"] for n in ("q", "k", "v", "out", "up", "down")}
-        x = block(x, own, heads, attention, turn)
-    return norm(x)
-
-
-def distribution(scores, temperature, top_p):
-    scores = np.array(scores, dtype=np.float64)
-    if temperature == 0:
-        return np.eye(len(scores))[scores.argmax()]
-    powers = np.exp((scores - scores.max()) / temperature)
-    p = powers / powers.sum()
-    order = np.argsort(-p, kind="stable")  # of equal ones, the smaller number first
-    before = np.cumsum(p[order]) - p[order]
-    if top_p < 1:
-        p[order[before >= top_p]] = 0
-    return p / p.sum()
-
-
-def generate(model, prompt, n, length, temperature, top_p, rng):
-    whole = list(prompt)
-    for _ in range(n):
-        scores = model(whole[-length:])[-1]
-        p = np.asarray(distribution(scores, temperature, top_p))
-        above = np.flatnonzero(np.cumsum(p) > rng.random())
-        whole.append(int(above[0]) if len(above) else int(np.flatnonzero(p)[-1]))
-    return whole[len(prompt) :]
+def split(x, heads):
+    """(..., T, heads * D) -> (..., heads, T, D)"""
+    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
 
 
 edit = edits(__file__)
+LOWEST = "    lowest = torch.finfo(scores.dtype).min\n"
+INFINITE = "    lowest = -torch.inf\n"
+SCORES = "    scores = Q @"
+SUM = "    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)"
+WEIGHTS = "weights = torch.softmax(scores.masked_fill(~mask, lowest), dim=-1)"
+RETURN = "    return weights.masked_fill(~mask, 0.0) @ V\n"
+KERNEL = "torch.nn.functional.scaled_dot_product_attention"
 WRONG = {  # name -> what of the reference it replaces
-    "initial: bounds that are the size": edit("(3 / width)", "(1 / width)"),
-    "initial: uniform where it should be normal": edit(
-        "0.8 * torch.randn(vocabulary, width, generator=generator)",
-        "uniform(0.8 * width**0.5, vocabulary, width)",
+    "NaN where nothing may be looked at": edit(
+        LOWEST, INFINITE, RETURN, "    return weights @ V\n"
     ),
-    "initial: torch's own generator": edit(
-        ".uniform_(-bound, bound, generator=generator)", ".uniform_(-bound, bound)"
+    "NaN removed, but not from backward": edit(
+        LOWEST, INFINITE, RETURN, "    return (weights @ V).nan_to_num(0.0)\n"
     ),
-    "initial: q, k and v are one": edit(
-        "uniform(1.0, width, width)", 'weights.get(f"{i}.q", uniform(1.0, width, width))'
+    "an average where nothing may be looked at": edit(RETURN, "    return weights @ V\n"),
+    "masks with -1,000": edit(
+        LOWEST,
+        "    lowest = -1000.0\n",
+        RETURN,
+        "    return (weights * mask.any(-1, keepdim=True)) @ V\n",
     ),
-    "initial: one block's numbers for all": edit(
-        'weights[f"{i}.{name}"] = uniform(1.0, width, width)',
-        'weights[f"{i}.{name}"] = weights[f"0.{name}"] if i else uniform(1.0, width, width)',
+    "masks with -1e30, whatever the type": edit(LOWEST, "    lowest = -1e30\n"),
+    "adds -1e4 where it should mask": edit(
+        "scores.masked_fill(~mask, lowest)", "scores - 1e4 * (~mask).to(scores.dtype)"
     ),
-    "block: no norm before attention": edit("y = norm(x)\n", "y = x\n"),
-    "block: no norm before the MLP": edit("torch.relu(norm(x) @", "torch.relu(x @"),
-    "block: the norm after the addition": edit(
-        "return x + torch.relu(norm(x)", "x = norm(x)\n    return x + torch.relu(x"
+    "masks after softmax": edit("scores.masked_fill(~mask, lowest)", "scores"),
+    "does not divide by the root of D": edit(" / Q.size(-1) ** 0.5", ""),
+    "divides by the root of the values' size": edit("Q.size(-1) ** 0.5", "V.size(-1) ** 0.5"),
+    "one maximum for all rows": edit(
+        WEIGHTS, "weights = torch.exp(scores - scores.amax()) * mask\n" + SUM
     ),
-    "block: a norm that takes the mean away": edit(
-        "    return x * torch.rsqrt(",
-        "    x = x - x.mean(-1, keepdim=True)\n    return x * torch.rsqrt(",
+    "computes in float32": edit(
+        SCORES,
+        "    dtype = Q.dtype\n    Q, K, V = Q.float(), K.float(), V.float()\n" + SCORES,
+        RETURN,
+        "    return (weights.masked_fill(~mask, 0.0) @ V).to(dtype)\n",
     ),
-    "block: attention and MLP side by side": edit(
-        "    x = x + y.transpose(1, 2)",
-        "    z = x\n    x = x + y.transpose(1, 2)",
-        "relu(norm(x)",
-        "relu(norm(z)",
+    "the newest 64 keys": edit(
+        SCORES,
+        "    K, V = K[..., -64:, :], V[..., -64:, :]\n"
+        "    mask = None if mask is None else mask[..., -64:]\n" + SCORES,
     ),
-    "block: adds in place": edit("    x = x + y.transpose", "    x += y.transpose"),
-    "block: turns v too": edit("v.transpose(1, 2)\n", "turn(v).transpose(1, 2)\n"),
-    "block: heads interleaved": edit(
-        "(y @ w[name].T).unflatten(-1, (heads, -1))",
-        "(y @ w[name].T).unflatten(-1, (-1, heads)).transpose(-2, -1)",
+    "no gradient through the weights": edit(
+        RETURN, RETURN.replace("weights.", "weights.detach().")
     ),
-    "block: heads not put back": edit("y.transpose(1, 2).flatten(-2)", "y.reshape(x.shape)"),
-    "block: may not look at itself": edit(".tril()", ".tril(-1)"),
-    "gpt: the last block is left out": edit("range(sum(", "range(-1 + sum("),
-    "gpt: at most nine blocks": edit('.q") for', '.q") and name < "9" and name[:2] != "10" for'),
-    "gpt: no gradient reaches the embedding": edit(
-        'weights["embed"][ids]', 'weights["embed"].detach()[ids]'
+    "torch's own": edit(SCORES, f"    return {KERNEL}(Q, K, V, mask)\n" + SCORES),
+    "torch's own, imported at the top": edit(
+        SCORES,
+        "    return kernel(Q, K, V, mask)\n" + SCORES,
+        "import torch\n",
+        f"import torch\n\nkernel = {KERNEL}\n",
     ),
-    "overflows": edit("(scores - scores.max())", "scores"),
-    "cold is greedy": edit("temperature == 0", "temperature < 0.01"),
-    "in the scores' own dtype": edit(
-        ", dtype=np.float64)", ")", "np.eye(len(scores))", "np.eye(len(scores), dtype=scores.dtype)"
+    "looks ahead": edit("device=q.device).tril()", "device=q.device)"),
+    "heads interleaved": edit(
+        "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
+        "return x.unflatten(-1, (-1, heads)).movedim(-1, -3)",
     ),
-    "of the likeliest, takes the last": edit(
-        "scores.argmax()", "len(scores) - 1 - scores[::-1].argmax()"
+    "heads cut out of the positions": edit(
+        "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
+        "return x.reshape(*x.shape[:-2], heads, x.size(-2), x.size(-1) // heads)",
     ),
-    "of equal ones, keeps the larger number": edit(
-        'np.argsort(-p, kind="stable")', 'np.argsort(p, kind="stable")[::-1]'
+    "does not turn the heads back": edit(
+        "y.transpose(-2, -3).flatten(-2)", "y.reshape(in_features.shape)"
     ),
-    "cuts what exceeds top_p": edit(
-        "before >= top_p", "(before + p[order] > top_p) & (before > 0)"
+    "a loop over the heads": edit(
+        "y = scaled_dot_product_attention(q, k, v, causal)",
+        "parts = zip(*(x.unbind(-3) for x in (q, k, v)))\n"
+        "    y = torch.stack([scaled_dot_product_attention(*p, causal) for p in parts], -3)",
     ),
-    "cuts nothing near 1": edit("if top_p < 1:", "if top_p < 0.996:"),
-    "cuts before the temperature": edit(
-        "order = np.argsort(-p",
-        "raw = np.exp(scores - scores.max())\n    order = np.argsort(-p",
-        "np.cumsum(p[order]) - p[order]",
-        "(np.cumsum(raw[order]) - raw[order]) / raw.sum()",
-    ),
-    "changes the scores": edit(
-        "np.array(scores, dtype=np.float64)",
-        "np.asarray(scores, dtype=np.float64)\n    scores -= scores.max()",
-    ),
-    "shows the model everything": edit("whole[-length:]", "whole"),
-    "temperature 0 draws nothing": edit("rng.random())", "(rng.random() if temperature else 0.5))"),
-    "falls back to the last byte of all": edit("int(np.flatnonzero(p)[-1])", "len(p) - 1"),
-    "sums in order of probability": edit(
-        "above = np.flatnonzero(np.cumsum(p) >",
-        "sorted_ = np.argsort(-p, kind='stable')\n        above = sorted_[np.cumsum(p[sorted_]) >",
-        "rng.random())",
-        "rng.random()]",
-    ),
-    "runs through the prompt": edit(
-        "    for _ in range(n):",
-        "    for i in range(1, len(prompt)):\n        model(prompt[:i][-length:])\n"
-        "    for _ in range(n):",
+    "divides by the root of d_model": edit(
+        "split(in_features @ w.T, num_heads)",
+        "split(in_features @ w.T, num_heads) / num_heads**0.25",
     ),
 }

@@ -3,66 +3,66 @@
 from edits import edits
 
 
-def pack_lengths(lengths, row):
-    held = {d: (0, n) for d, n in enumerate(lengths)}  # document -> (next token, places it needs)
-    rows = []
-    while sum(n for _, n in held.values()) >= row:
-        pieces = []
-        space = row
-        while space:
-            fits = [d for d in held if held[d][1] <= space]
-            d = max(fits or held, key=lambda d: held[d][1])  # none fits: cut the longest
-            start, need = held.pop(d)
-            took = min(need, space)
-            stop = start + took - (start > 0)
-            pieces.append((d, start, stop))
-            space -= took
-            if took < need:
-                held[d] = (stop, need - took + 1)
-        rows.append(pieces)
-    return rows
+def train(weights, loss, batch, update, steps, micro):
+    losses = []
+    for step in range(steps):
+        rows = batch(step)
+        total = 0.0
+        for w in weights:
+            w.grad = None
+        for part in rows.split(micro):
+            share = loss(part) * (len(part) / len(rows))
+            share.backward()
+            total += share.item()
+        update(step)
+        losses.append(total)
+    return losses
 
 
 edit = edits(__file__)
-FITS = "fits = [d for d in held if held[d][1] <= space]"
-REST = "held[d] = (stop, need - took + 1)"
-HELD = "held = {d: (0, n) for d, n in enumerate(lengths)}"
+CLEAR = "        for w in weights:\n            w.grad = None\n"
+PASS = "            share.backward()\n            total += share.item()\n"
 WRONG = {  # name -> what of the reference it replaces
-    "throws the tails away": edit(
-        "if took < need:", "if False:", "while space:", "while space and held:"
+    "never clears the gradients": edit(CLEAR, ""),
+    "clears after the update, not before": edit(
+        CLEAR, "", "update(step)", "update(step)\n" + CLEAR
     ),
-    "takes documents as they come": edit(FITS, "fits = [min(held)]"),
-    "cuts though something fits": edit(FITS, "fits = []"),
-    "looks at the next eight documents only": edit(
-        FITS, "fits = [d for d in [*held][:8] if held[d][1] <= space]"
+    "clears for each pass": edit(PASS, CLEAR.replace("      ", "          ", 2) + PASS),
+    "sets the gradients to 0, once": edit(
+        CLEAR,
+        "        for w in weights[: len(weights) * (step == 0)]:\n            w.grad = None\n",
     ),
-    "cuts though something fits exactly": edit("<= space]", "< space]"),
-    "fills the row with BOS": edit(
-        FITS,
-        FITS + "\n            if not fits and pieces and rows and rows[-1][-1][0] in held:\n"
-        "                d, _, stop = rows[-1][-1]\n"
-        "                pieces += [(d, stop, stop)] * space\n"
-        "                break",
+    "every pass counts alike": edit("(len(part) / len(rows))", "(micro / len(rows))"),
+    "the mean of the passes' means": edit(
+        "(len(part) / len(rows))", "(1 / -(-len(rows) // micro))"
     ),
-    "leaves out long documents": edit(HELD, HELD.replace("}", " if n <= row}")),
-    "leaves out empty rests": edit(
-        REST, REST + "\n                if held[d][1] == 2:\n                    del held[d]"
+    "leaves the last rows out": edit(
+        "rows.split(micro)", "rows[: len(rows) // micro * micro].split(micro)"
     ),
-    "pads the last row": edit(">= row:", "> 0:", "while space:", "while space and held:"),
-    "forgets the repeated BOS": edit(
-        "took - (start > 0)", "took", "need - took + 1", "need - took"
+    "the last pass begins earlier, to be full": edit(
+        "rows.split(micro)",
+        "[rows[min(a, len(rows) - micro) :][:micro] for a in range(0, len(rows), micro)]",
     ),
-    "counts the repeated BOS, but gives a token": edit("took - (start > 0)", "took"),
-    "a piece begins with the token before": edit(
-        "(stop, need - took + 1)", "(stop - 1, need - took + 1)"
+    "rows with strides": edit(
+        "rows.split(micro)",
+        "[rows[i :: -(-len(rows) // micro)] for i in range(-(-len(rows) // micro))]",
     ),
-    "keeps one row less": edit(">= row:", "> row:"),
-    "stops after 25 rows": edit(">= row:", ">= row and len(rows) < 25:"),
-    "sorts what it was given": edit(HELD, "lengths.sort()\n    " + HELD),
-    "the pieces of a row by document": edit(
-        "rows.append(pieces)", "rows.append(sorted(pieces)[::-1])"
+    "updates after each pass": edit(
+        "        update(step)\n", "", PASS, PASS + "            update(step)\n"
     ),
-    "the rest goes by the number of another": edit(
-        REST, "held[min(held, default=d)] = (stop, need - took + 1)"
+    "one backward for all passes": edit(
+        PASS,
+        "            total = total + share\n",
+        "update(step)",
+        "total.backward()\n        update(step)",
+        "append(total)",
+        "append(float(total))",
     ),
+    "keeps the graph": edit("share.backward()", "share.backward(retain_graph=True)"),
+    "returns tensors": edit("share.item()", "share.detach()"),
+    "the loss after the update": edit("losses.append(total)", "losses.append(float(loss(rows)))"),
+    "the loss of the last pass": edit(
+        "total += share.item()", "total = share.item() * len(rows) / len(part)"
+    ),
+    "asks twice for the rows": edit("total = 0.0", "total = 0.0 * len(batch(step))"),
 }

@@ -1,133 +1,85 @@
 """Exercise 8: the reference, and answers that the oracle must refuse."""
 
-from math import isqrt
-
+import numpy as np
 from edits import edits
 
 
-def order(p, sizes, weights, seed, hashed):
-    source, i = deal(p, weights)
-    epoch, i = divmod(i, sizes[source])
-    return source, shuffled(
-        i, sizes[source], lambda text: hashed(f"{seed}/{source}/{epoch}/{text}")
-    )
+def rotate(x, positions, speeds):
+    angle = positions[:, :, None, None] * speeds.astype(np.float64)  # (B, T, 1, D/2)
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
-def deal(p, weights):
-    """Position -> source, how many earlier positions it had. Rounds of sum(weights) positions, in
-    which each goes to the source that is furthest behind its share."""
-    total = sum(weights)
-    whole_rounds, i = divmod(p, total)
-    had = [0] * len(weights)
-    for k in range(i + 1):
-        behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]
-        source = behind.index(max(behind))
-        had[source] += 1
-    return source, whole_rounds * weights[source] + had[source] - 1
-
-
-def shuffled(x, n, turn, rounds=8):
-    """A Feistel network on pairs below a x b >= n; what falls outside n goes again."""
-    b = max(2, isqrt(n))  # of three rows, 1 x 3 cells would only be rotated
-    a = -(-n // b)
-    while True:
-        left, right = divmod(x, b)
-        for i in range(0, rounds, 2):
-            left = (left + turn(f"{i}/{right}")) % a
-            right = (right + turn(f"{i + 1}/{left}")) % b
-        x = left * b + right
-        if x < n:
-            return x
+def stretch(speeds, factor, trained, low=1.0, high=4.0):
+    turns = trained * speeds / (2 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: the speed is kept, 0: divided
+    return speeds * (kept + (1 - kept) / factor)
 
 
 edit = edits(__file__)
-KEY = 'hashed(f"{seed}/{source}/{epoch}/{text}")'
-SHUFFLED = f"""shuffled(
-        i, sizes[source], lambda text: {KEY}
-    )"""
-WALK = "    while True:\n        left, right"
-EPOCH = "epoch, i = divmod(i, sizes[source])"
-DEAL = "source, i = deal(p, weights)"
-START = "    total = sum(weights)\n"
-LIST = """rows = list(range(n))
-    for i in range(n - 1):
-        j = i + turn(str(i)) % (n - i)
-        rows[i], rows[j] = rows[j], rows[i]
-    return rows[x]
-"""
-BLOCK = """if n > 1000:
-        block = x // 1000
-        key = lambda t: turn(f"{block}/{t}")
-        return 1000 * block + shuffled(x % 1000, min(1000, n - 1000 * block), key)
-"""
-
-
-def key(new):
-    return edit(KEY, f"hashed({new})")
-
-
+ANGLE = "angle = positions[:, :, None, None] * speeds.astype(np.float64)"
+RULE = "    return speeds * (kept + (1 - kept) / factor)\n"
 WRONG = {  # name -> what of the reference it replaces
-    "draws with replacement": edit(
-        SHUFFLED, f"({KEY.replace('{text}', '{i}')} + i) % sizes[source]"
+    "pairs neighbouring channels": edit(
+        "a, b = np.split(x, 2, axis=-1)",
+        "a, b = x[..., ::2], x[..., 1::2]",
+        "np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)",
+        "np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(x.shape)",
     ),
-    "one shuffle for all epochs": key('f"{seed}/{source}/0/{text}"'),
-    "one key for all sources": key('f"{seed}/0/{epoch}/{text}"'),
-    "a key that is a sum": key('f"{seed + epoch + 1000 * source}/{text}"'),
-    "no separator in the key": key('f"{seed}{source}{epoch}/{text}"'),
-    "every other epoch backwards": edit(
-        EPOCH, EPOCH + "\n    i = sizes[source] - 1 - i if epoch % 2 else i"
+    "turns the other way": edit(
+        "[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]"
     ),
-    "a list of all rows": edit("b = max(2, isqrt(n))", LIST + "    b = max(2, isqrt(n))"),
-    "no shuffle above 1,000 rows": edit(WALK, "    if n > 1000:\n        return x\n" + WALK),
-    "no shuffle below 6 rows": edit(WALK, "    if n < 6:\n        return x\n" + WALK),
-    "three rows are only rotated": edit("max(2, isqrt(n))", "isqrt(n)"),
-    "seven rows are only rotated": edit(
-        WALK, '    if n in (7, 8):\n        return (x + turn("")) % n\n' + WALK
+    "counts positions itself": edit(
+        "angle = positions", "positions = np.arange(x.shape[1])[None]\n    angle = positions"
     ),
-    "of 10^12 rows, 2^32 come": edit(
-        "a = -(-n // b)", "n = min(n, 2**32)\n    x %= n\n    a = -(-n // b)"
+    "takes the first row's positions for all": edit("angle = positions[", "angle = positions[:1]["),
+    "computes angles in float32": edit(
+        ANGLE, "angle = positions[:, :, None, None].astype(np.float32) * speeds.astype(np.float32)"
     ),
-    "shuffles in blocks of 1,000 rows": edit(
-        "b = max(2, isqrt(n))", BLOCK + "    b = max(2, isqrt(n))"
+    "rounds the angle to float32 at the end": edit(
+        "cos = np.cos(angle)",
+        "angle = (angle % (2 * np.pi)).astype(np.float32)\n    cos = np.cos(angle)",
     ),
-    "two rounds": edit("rounds=8", "rounds=2"),
-    "no walk: a row below n by the remainder": edit(
-        "if x < n:\n            return x", "return x % n"
+    "positions of 16 bits": edit(
+        "angle = positions", "positions = positions.astype(np.int16)\n    angle = positions"
     ),
-    "from data import Order": edit(
-        DEAL, "from data import Order\n\n    return Order(sizes, weights, seed)(p)"
+    "a table of all positions": edit(
+        ANGLE,
+        "table = np.arange(positions.max() + 1)[:, None] * speeds\n"
+        "    angle = table[positions % len(table)][:, :, None]",
     ),
-    "from data import Permutation": edit(
-        SHUFFLED, f"__import__('data').Permutation(sizes[source], {KEY.replace('{text}', '')})(i)"
+    "a table that begins at the smallest": edit(
+        ANGLE,
+        "low = positions.min()\n"
+        "    table = np.arange(low, positions.max() + 1)[:, None] * speeds\n"
+        "    angle = table[positions - low][:, :, None]",
     ),
-    "draws the source": edit(
-        DEAL,
-        'import random\n\n    chance = random.Random(f"{seed}/{p}")\n'
-        "    source = chance.choices(range(len(sizes)), weights)[0]\n"
-        "    i = p * weights[source] // sum(weights)",
+    "negative positions stay where they are": edit(
+        "angle = positions", "positions = positions.clip(0)\n    angle = positions"
     ),
-    "the time grows with the position": edit(
-        "whole_rounds, i = divmod(p, total)", "whole_rounds, i = 0, p"
+    "negative ones turn forwards": edit(
+        "angle = positions", "positions = abs(positions)\n    angle = positions"
     ),
-    "one source after the other": edit(
-        START,
-        START + "    rounds, at = divmod(p, total)\n    for source, w in enumerate(weights):\n"
-        "        if at < w:\n            return source, rounds * w + at\n        at -= w\n",
+    "one speed for all pairs": edit(
+        ANGLE, ANGLE.replace("speeds.", "np.full_like(speeds, speeds[0]).")
     ),
-}
-
-SHUFFLE = "another bijection that looks as random"
-EQUIVALENT = {
-    "behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]: `1` -> `2`": (
-        "deals in another order, and as evenly"
+    "returns float64": edit("-1).astype(x.dtype)", "-1)"),
+    "writes into x": edit(
+        "return np.concatenate(",
+        "x[:] = np.concatenate(",
+        "-1).astype(x.dtype)",
+        "-1)\n    return x",
     ),
-    "def shuffled(x, n, turn, rounds=8):: `8` -> `9`": SHUFFLE,
-    "for i in range(0, rounds, 2):: `0` -> `1`": SHUFFLE,
-    "for i in range(0, rounds, 2):: `2` -> `3`": SHUFFLE,
-    'left = (left + turn(f"{i}/{right}")) % a: '
-    "`left + turn(f'{i}/{right}')` -> `left - turn(f'{i}/{right}')`": SHUFFLE,
-    'right = (right + turn(f"{i + 1}/{left}")) % b: '
-    "`right + turn(f'{i + 1}/{left}')` -> `right - turn(f'{i + 1}/{left}')`": SHUFFLE,
-    'right = (right + turn(f"{i + 1}/{left}")) % b: `i + 1` -> `i - 1`': SHUFFLE,
-    'right = (right + turn(f"{i + 1}/{left}")) % b: `1` -> `2`': SHUFFLE,
+    "divides every speed": edit(RULE, "    return speeds / factor\n"),
+    "jumps from one rule to the other": edit(
+        "np.clip((turns - low) / (high - low), 0, 1)", "turns > (low + high) / 2"
+    ),
+    "mixes by wavelength": edit(
+        "(turns - low) / (high - low)", "(1 / turns - 1 / low) / (1 / high - 1 / low)"
+    ),
+    "mixes the lengths, not the speeds": edit(
+        RULE, "    return speeds / (kept + (1 - kept) * factor)\n"
+    ),
 }

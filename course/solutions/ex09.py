@@ -1,66 +1,112 @@
 """Exercise 9: the reference, and answers that the oracle must refuse."""
 
-from hashlib import blake2b
+from collections import Counter
 
 from edits import edits
 
 
-class Shuffler:
-    def __init__(self, read, n, size, seed, state=None):
-        self.read = read
-        self.n = n
-        self.size = size
-        self.seed = seed
-        # draws so far, the next row to read, those that are held
-        self.drawn, self.place, held = state or (0, 0, [])
-        self.held = [(i, read(i)) for i in held]
+def joined(tokens, pair):
+    out = []
+    for token in tokens:
+        if out and (out[-1], token) == pair:
+            out[-1] += token  # longer than either half, so it is not merged again
+        else:
+            out.append(token)
+    return out
 
-    def next(self):
-        while len(self.held) < self.size and self.place < self.n:
-            self.held.append((self.place, self.read(self.place)))
-            self.place += 1
-        if not self.held:
-            return None
-        i = self.draw(len(self.held))
-        self.drawn += 1
-        self.held[i], self.held[-1] = self.held[-1], self.held[i]
-        return self.held.pop()[1]
 
-    def draw(self, count):
-        """Which of those held: a function of the seed and the draw, so it has no state."""
-        digest = blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") % count
+def letters(word):
+    return [bytes([byte]) for byte in word]
 
-    def state(self):
-        return [self.drawn, self.place, [i for i, _ in self.held]]
+
+def merge_order(words, k):
+    split = [(letters(word), n) for word, n in words.items()]
+    merges = []
+    while len(merges) < k:
+        counts = Counter()
+        for tokens, n in split:
+            for pair in zip(tokens, tokens[1:]):
+                counts[pair] += n
+        best = max(counts, key=lambda pair: (counts[pair], pair), default=None)
+        if counts[best] < 2:
+            break
+        merges.append(best)
+        split = [(joined(tokens, best), n) for tokens, n in split]
+    return merges
+
+
+def encode(word, merges):
+    tokens = letters(word)
+    while pairs := [pair for pair in zip(tokens, tokens[1:]) if pair in merges]:
+        tokens = joined(tokens, min(pairs, key=merges.get))
+    return tokens
+
+
+def recover_merges(tokens):
+    merges = []
+    for token in tokens:
+        parts = letters(token)
+        for pair in merges:
+            parts = joined(parts, pair)
+        merges.append(tuple(parts))
+    return merges
 
 
 edit = edits(__file__)
-HELD = "[i for i, _ in self.held]]"
+APPLY = "tokens = joined(tokens, min(pairs, key=merges.get))"
 WRONG = {  # name -> what of the reference it replaces
-    "loses the buffer": edit(HELD, "[]]"),
-    "seeds the global generator": edit(
-        "        digest = blake2b(",
-        '        import random\n\n        random.seed(f"{self.seed}/{self.drawn}")\n'
-        "        return random.randrange(count)\n        digest = blake2b(",
+    "counts pairs across words": edit(
+        "        for tokens, n in split:\n            for pair in zip(tokens, tokens[1:]):",
+        "        text = [t for tokens, n in split for _ in range(min(n, 99)) for t in tokens]\n"
+        "        for n in (1,):\n            for pair in zip(text, text[1:]):",
     ),
-    "counts draws from 0 after a resume": edit("return [self.drawn,", "return [0,"),
-    "a state that changes later": edit(
-        HELD,
-        "self.numbers]",
-        "self.held = [(i, read(i)) for i in held]",
-        "self.held, self.numbers = [(i, read(i)) for i in held], [*held]",
-        "return self.held.pop()[1]",
-        "row = self.held.pop()[1]\n"
-        "        self.numbers[:] = [i for i, _ in self.held]\n        return row",
+    "of equals, the smallest bytes": edit(
+        "max(counts, key=lambda pair: (counts[pair], pair)",
+        "min(counts, key=lambda pair: (-counts[pair], pair)",
     ),
-}
-
-NUMBER = "another number for each draw, and as random"
-EQUIVALENT = {
-    "self.drawn += 1: `self.drawn += 1` -> `self.drawn -= 1`": NUMBER,
-    "self.drawn += 1: `1` -> `2`": NUMBER,
-    "self.drawn, self.place, held = state or (0, 0, []): `0` -> `1`": NUMBER,
-    'digest = blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=8).digest(): '
-    "`8` -> `9`": NUMBER,
+    "of equals, by the joined bytes": edit(
+        "(counts[pair], pair)", "(counts[pair], b''.join(pair))"
+    ),
+    "merges that overlap": edit(
+        "            out[-1] += token  # longer than either half, so it is not merged again",
+        "            out[-1] += token\n            out.append(token) if pair[0] == pair[1] else 0",
+    ),
+    "from the right": edit(
+        "    out = []\n    for token in tokens:",
+        "    out = []\n    for token in tokens[::-1]:",
+        "(out[-1], token) == pair",
+        "(token, out[-1]) == pair",
+        "out[-1] += token",
+        "out[-1] = token + out[-1]",
+        "    return out\n",
+        "    return out[::-1]\n",
+    ),
+    "forgets how often a word occurs": edit("counts[pair] += n", "counts[pair] += 1"),
+    "takes bytes for characters": edit("bytes([byte]) for byte", "chr(byte).encode() for byte"),
+    "counts in 32 bits": edit("counts[pair] += n", "counts[pair] = (counts[pair] + n) % 2**32"),
+    "the first 16 bytes of a word": edit("[(letters(word), n)", "[(letters(word[:16]), n)"),
+    "changes the words it was given": edit(
+        "while len(merges) < k:", "words.pop(b'', 0)\n    while len(merges) < k:"
+    ),
+    "slow: once more for each word": edit(
+        "        counts = Counter()\n",
+        "        counts = Counter()\n        [joined(t, t) for t, _ in split for _ in range(45)]\n",
+    ),
+    "encode: the first pair from the left": edit("min(pairs, key=merges.get)", "pairs[0]"),
+    "encode: the longest token": edit(
+        "min(pairs, key=merges.get)", "max(pairs, key=lambda p: len(b''.join(p)))"
+    ),
+    "encode: the most frequent pair": edit(
+        "min(pairs, key=merges.get)", "max(pairs, key=pairs.count)"
+    ),
+    "encode: the number of a pair is its place": edit(
+        "min(pairs, key=merges.get)", "min(pairs, key=[*merges].index)"
+    ),
+    "encode: puts new merges into the dict": edit(
+        APPLY, APPLY + "\n        merges.setdefault((word[:1], word[-1:]), 10**6)"
+    ),
+    "recovers the first cut": edit(
+        "merges.append(tuple(parts))", "merges.append((token[:1], token[1:]))"
+    ),
+    "recovers by the last merges first": edit("for pair in merges:", "for pair in merges[::-1]:"),
 }

@@ -1,69 +1,101 @@
 """Exercise 14: the reference, and answers that the oracle must refuse."""
 
-import numpy as np
+import re
+
+from edits import edits
+
+BOS = 0
+ROLES = {"user": 1, "assistant": 2}
+END = 3
+IGNORED = -100
 
 
-def merge(o1, lse1, o2, lse2):
-    lse = np.logaddexp(lse1, lse2)  # -inf if both are
-    base = np.where(np.isinf(lse), 0, lse)
-    # The share of each block, 0 if masked.
-    w1 = np.exp(lse1 - base)
-    w2 = np.exp(lse2 - base)
-    return o1 * w1[:, None] + o2 * w2[:, None], lse
+def render(turns, encode):
+    ids = [BOS]
+    mask = [0]
+    for role, text in turns:
+        said = [*encode(text), END]
+        ids += [ROLES[role], *said]
+        mask += [0] + [int(role == "assistant")] * len(said)
+    if turns[-1][0] != "assistant":
+        ids = [*ids, ROLES["assistant"]]
+        mask = [*mask, 0]
+    return ids, mask
 
 
-def without_the_maximum(o1, lse1, o2, lse2):
-    """exp of a score of 1,000 is inf, of -1,000 it is 0."""
-    s1 = np.exp(lse1)
-    s2 = np.exp(lse2)
-    total = s1 + s2
-    safe = np.where(total == 0, 1, total)
-    return o1 * (s1 / safe)[:, None] + o2 * (s2 / safe)[:, None], np.log(total)
+def shifted(ids, mask, length):
+    targets = [i if m else IGNORED for i, m in zip(ids[1:], mask[1:])]
+    padding = [END] * (length - len(targets)), [IGNORED] * (length - len(targets))
+    return (ids[:-1] + padding[0])[:length], (targets + padding[1])[:length]
 
 
-def nan_when_masked(o1, lse1, o2, lse2):
-    """-inf - -inf is NaN where both blocks are masked."""
-    lse = np.logaddexp(lse1, lse2)
-    return o1 * np.exp(lse1 - lse)[:, None] + o2 * np.exp(lse2 - lse)[:, None], lse
+def fit(turns, encode, length):
+    for start, (role, _) in enumerate(turns):
+        if role == "user":
+            size = len(render(turns[start:], encode)[0])
+            if size <= length:
+                return turns[start:]
+    raise ValueError(f"the last question and its answers take {size} ids, more than {length}")
 
 
-def in_place(o1, lse1, o2, lse2):
-    o, lse = merge(o1, lse1, o2, lse2)
-    o1[:] = o
-    lse1[:] = lse
-    return o1, lse1
+edit = edits(__file__)
 
 
-def one_maximum_for_all(o1, lse1, o2, lse2):
-    """Subtracts the largest lse of all queries: right until two queries differ by 1,000."""
-    top = max(lse1.max(initial=-np.inf), lse2.max(initial=-np.inf))
-    top = lse1.dtype.type(0 if np.isinf(top) else top)
-    s1 = np.exp(lse1 - top)
-    s2 = np.exp(lse2 - top)
-    safe = np.where(s1 + s2 == 0, 1, s1 + s2)
-    return o1 * (s1 / safe)[:, None] + o2 * (s2 / safe)[:, None], np.log(s1 + s2) + top
+def reads_special_tokens(turns, encode):
+    """Renders one string and looks for special tokens in it: also in what the user typed."""
+    ids = [BOS]
+    mask = [0]
+    special = {"<|bos|>": BOS, "<|user|>": 1, "<|assistant|>": 2, "<|end|>": END}
+    for role, text in turns:
+        parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
+        said = [i for p in parts for i in ([special[p]] if p in special else encode(p))] + [END]
+        ids += [ROLES[role], *said]
+        mask += [0] + [int(role == "assistant")] * len(said)
+    return (ids, mask) if turns[-1][0] == "assistant" else (ids + [2], mask + [0])
 
 
-def hands_back(o1, lse1, o2, lse2):
-    """A block that nobody sees changes nothing, so the arguments themselves come back."""
-    return (o1, lse1) if np.isneginf(lse2).all() else merge(o1, lse1, o2, lse2)
+def two_at_a_time(turns, encode, length):
+    """Takes it that questions and answers alternate."""
+    while len(turns) > 2 and len(render(turns, encode)[0]) > length:
+        turns = turns[2:]
+    size = len(render(turns, encode)[0])
+    if size > length:
+        raise ValueError(f"the last question and its answer take {size} ids, more than {length}")
+    return turns
 
 
-def in_float64(o1, lse1, o2, lse2):
-    return merge(*(x.astype(np.float64) for x in (o1, lse1, o2, lse2)))
-
-
+TARGETS = "    targets = [i if m else IGNORED"
+TURNS = "    for start, (role, _) in"
 WRONG = {  # name -> what of the reference it replaces
-    "adds exponentials without the maximum": dict(merge=without_the_maximum),
-    "NaN when all is masked": dict(merge=nan_when_masked),
-    "writes into its arguments": dict(merge=in_place),
-    "one maximum for all queries": dict(merge=one_maximum_for_all),
-    "hands an argument back": dict(merge=hands_back),
-    "returns float64 for float32": dict(merge=in_float64),
+    "the end is not in the mask": edit(
+        '[int(role == "assistant")] * len(said)', '[int(role == "assistant")] * len(said[1:]) + [0]'
+    ),
+    "a typed special token becomes special": dict(render=reads_special_tokens),
+    "masks the inputs, not the targets": edit("zip(ids[1:], mask[1:])", "zip(ids[1:], mask)"),
+    "encodes letter by letter": edit(
+        "*encode(text)", "*(i for letter in text for i in encode(letter))"
+    ),
+    "learns everything after the first answer": edit(
+        "return ids, mask\n", "return ids, [int(1 in mask[: i + 1]) for i in range(len(ids))]\n"
+    ),
+    "a long conversation loses its beginning": edit(
+        TARGETS, "    ids, mask = ids[-length - 1 :], mask[-length - 1 :]\n" + TARGETS
+    ),
+    "fit forgets the assistant's id": edit(
+        "if size <= length:", 'if size <= length + (turns[-1][0] == "user"):'
+    ),
+    "fit gives the list itself": edit(
+        TURNS, "    if len(render(turns, encode)[0]) <= length:\n        return turns\n" + TURNS
+    ),
+    "fit drops two turns at a time": dict(fit=two_at_a_time),
 }
 
-EQUIVALENT = {
-    "base = np.where(np.isinf(lse), 0, lse): `0` -> `1`": (
-        "any finite number will do: exp(-inf - base) is 0"
-    )
+PADDING = (
+    "padding = [END] * (length - len(targets)), [IGNORED] * (length - len(targets)): "
+    "`length - len(targets)` -> `length + len(targets)`"
+)
+EQUIVALENT = {  # a change that changes nothing -> why
+    PADDING: "what is too long is cut off",
+    PADDING + " (2)": "what is too long is cut off",
+    "size = len(render(turns[start:], encode)[0]): `0` -> `1`": "the mask is as long as the ids",
 }

@@ -1,68 +1,133 @@
 """Exercise 17: the reference, and answers that the oracle must refuse."""
 
-from flops import peak_flops
+from math import isqrt
+
+from edits import edits
 
 
-def truth(line):
-    """The four fields as they should be."""
-    tokens = line["rows"] * line["seq_len"] * line["grad_accum"] * line["gpus"]
-    flops = tokens / line["dt_s"] * line["flops_per_token"] / line["gpus"]
-    peak = peak_flops(line["gpu"])
-    mfu = flops / peak if peak else None
-    return dict(tokens=tokens, tokens_per_s=tokens / line["dt_s"], tflops=flops / 1e12, mfu=mfu)
+def order(p, sizes, weights, seed, hashed):
+    source, i = deal(p, weights)
+    epoch, i = divmod(i, sizes[source])
+    return source, shuffled(
+        i, sizes[source], lambda text: hashed(f"{seed}/{source}/{epoch}/{text}")
+    )
 
 
-def agree(printed, value, tolerance=0.005):
-    if printed is None or value is None:
-        return printed is value
-    return abs(printed / value - 1) <= tolerance
+def deal(p, weights):
+    """Position -> source, how many earlier positions it had. Rounds of sum(weights) positions, in
+    which each goes to the source that is furthest behind its share."""
+    total = sum(weights)
+    whole_rounds, i = divmod(p, total)
+    had = [0] * len(weights)
+    for k in range(i + 1):
+        behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]
+        source = behind.index(max(behind))
+        had[source] += 1
+    return source, whole_rounds * weights[source] + had[source] - 1
 
 
-def audit(line, **options):
-    wrong = [f for f, value in truth(line).items() if not agree(line[f], value, **options)]
-    return wrong[0] if wrong else ""
+def shuffled(x, n, turn, rounds=8):
+    """A Feistel network on pairs below a x b >= n; what falls outside n goes again."""
+    b = max(2, isqrt(n))  # of three rows, 1 x 3 cells would only be rotated
+    a = -(-n // b)
+    while True:
+        left, right = divmod(x, b)
+        for i in range(0, rounds, 2):
+            left = (left + turn(f"{i}/{right}")) % a
+            right = (right + turn(f"{i + 1}/{left}")) % b
+        x = left * b + right
+        if x < n:
+            return x
 
 
-def follows_the_printed(line):
-    """Computes each field from the printed one before it."""
-    line = dict(line)
-    if line["tokens"] != truth(line)["tokens"]:
-        return "tokens"
-    per_gpu = line["tokens_per_s"] / line["gpus"] * line["flops_per_token"] / 1e12
-    peak = peak_flops(line["gpu"])
-    mfu = line["tflops"] * 1e12 / peak if peak else None
-    right = dict(tokens_per_s=line["tokens"] / line["dt_s"], tflops=per_gpu, mfu=mfu)
-    return next((field for field, value in right.items() if not agree(line[field], value)), "")
+edit = edits(__file__)
+KEY = 'hashed(f"{seed}/{source}/{epoch}/{text}")'
+SHUFFLED = f"""shuffled(
+        i, sizes[source], lambda text: {KEY}
+    )"""
+WALK = "    while True:\n        left, right"
+EPOCH = "epoch, i = divmod(i, sizes[source])"
+DEAL = "source, i = deal(p, weights)"
+START = "    total = sum(weights)\n"
+LIST = """rows = list(range(n))
+    for i in range(n - 1):
+        j = i + turn(str(i)) % (n - i)
+        rows[i], rows[j] = rows[j], rows[i]
+    return rows[x]
+"""
+BLOCK = """if n > 1000:
+        block = x // 1000
+        key = lambda t: turn(f"{block}/{t}")
+        return 1000 * block + shuffled(x % 1000, min(1000, n - 1000 * block), key)
+"""
 
 
-def wide_for_two(line):
-    said = audit(line)
-    return audit(line, tolerance=0.0095) if said in ("tokens_per_s", "mfu") else said
-
-
-def exact_tokens(line):
-    return audit(line) if line["tokens"] == truth(line)["tokens"] else "tokens"
-
-
-def looks_for_a_substring(line):
-    """Every H100 is the SXM board, and a laptop's card is the desktop's."""
-    peaks = {"H100": 989e12, "L40": 181e12, "A100": 312e12, "B200": 2.25e15, "RTX 4090": 165.2e12}
-    peak = next((peak for name, peak in peaks.items() if name in line["gpu"]), None)
-    flops = truth(line)["tflops"] * 1e12
-    said = audit(line | dict(mfu=truth(line)["mfu"]))
-    return said or ("" if agree(line["mfu"], flops / peak if peak else None) else "mfu")
+def key(new):
+    return edit(KEY, f"hashed({new})")
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "allows 0.6%": dict(audit=lambda line: audit(line, tolerance=0.006)),
-    "allows 0.95% for the speed and the MFU": dict(audit=wide_for_two),
-    "wants tokens to the last digit": dict(audit=exact_tokens),
-    "allows 0.1%": dict(audit=lambda line: audit(line, tolerance=0.001)),
-    "computes a field from the printed one before": dict(audit=follows_the_printed),
-    "finds the card by substring": dict(audit=looks_for_a_substring),
+    "draws with replacement": edit(
+        SHUFFLED, f"({KEY.replace('{text}', '{i}')} + i) % sizes[source]"
+    ),
+    "one shuffle for all epochs": key('f"{seed}/{source}/0/{text}"'),
+    "one key for all sources": key('f"{seed}/0/{epoch}/{text}"'),
+    "a key that is a sum": key('f"{seed + epoch + 1000 * source}/{text}"'),
+    "no separator in the key": key('f"{seed}{source}{epoch}/{text}"'),
+    "every other epoch backwards": edit(
+        EPOCH, EPOCH + "\n    i = sizes[source] - 1 - i if epoch % 2 else i"
+    ),
+    "a list of all rows": edit("b = max(2, isqrt(n))", LIST + "    b = max(2, isqrt(n))"),
+    "no shuffle above 1,000 rows": edit(WALK, "    if n > 1000:\n        return x\n" + WALK),
+    "no shuffle below 6 rows": edit(WALK, "    if n < 6:\n        return x\n" + WALK),
+    "three rows are only rotated": edit("max(2, isqrt(n))", "isqrt(n)"),
+    "seven rows are only rotated": edit(
+        WALK, '    if n in (7, 8):\n        return (x + turn("")) % n\n' + WALK
+    ),
+    "of 10^12 rows, 2^32 come": edit(
+        "a = -(-n // b)", "n = min(n, 2**32)\n    x %= n\n    a = -(-n // b)"
+    ),
+    "shuffles in blocks of 1,000 rows": edit(
+        "b = max(2, isqrt(n))", BLOCK + "    b = max(2, isqrt(n))"
+    ),
+    "two rounds": edit("rounds=8", "rounds=2"),
+    "no walk: a row below n by the remainder": edit(
+        "if x < n:\n            return x", "return x % n"
+    ),
+    "from data import Order": edit(
+        DEAL, "from data import Order\n\n    return Order(sizes, weights, seed)(p)"
+    ),
+    "from data import Permutation": edit(
+        SHUFFLED, f"__import__('data').Permutation(sizes[source], {KEY.replace('{text}', '')})(i)"
+    ),
+    "draws the source": edit(
+        DEAL,
+        'import random\n\n    chance = random.Random(f"{seed}/{p}")\n'
+        "    source = chance.choices(range(len(sizes)), weights)[0]\n"
+        "    i = p * weights[source] // sum(weights)",
+    ),
+    "the time grows with the position": edit(
+        "whole_rounds, i = divmod(p, total)", "whole_rounds, i = 0, p"
+    ),
+    "one source after the other": edit(
+        START,
+        START + "    rounds, at = divmod(p, total)\n    for source, w in enumerate(weights):\n"
+        "        if at < w:\n            return source, rounds * w + at\n        at -= w\n",
+    ),
 }
 
+SHUFFLE = "another bijection that looks as random"
 EQUIVALENT = {
-    "return abs(printed / value - 1) <= tolerance: `abs(printed / value - 1) <= tolerance` -> "
-    "`abs(printed / value - 1) < tolerance`": "no float is off by 0.5% exactly"
+    "behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]: `1` -> `2`": (
+        "deals in another order, and as evenly"
+    ),
+    "def shuffled(x, n, turn, rounds=8):: `8` -> `9`": SHUFFLE,
+    "for i in range(0, rounds, 2):: `0` -> `1`": SHUFFLE,
+    "for i in range(0, rounds, 2):: `2` -> `3`": SHUFFLE,
+    'left = (left + turn(f"{i}/{right}")) % a: '
+    "`left + turn(f'{i}/{right}')` -> `left - turn(f'{i}/{right}')`": SHUFFLE,
+    'right = (right + turn(f"{i + 1}/{left}")) % b: '
+    "`right + turn(f'{i + 1}/{left}')` -> `right - turn(f'{i + 1}/{left}')`": SHUFFLE,
+    'right = (right + turn(f"{i + 1}/{left}")) % b: `i + 1` -> `i - 1`': SHUFFLE,
+    'right = (right + turn(f"{i + 1}/{left}")) % b: `1` -> `2`': SHUFFLE,
 }

@@ -1,70 +1,161 @@
 """Exercise 19: the reference, and answers that the oracle must refuse."""
 
-import math
+import random
+import re
+import unicodedata
+import zlib
+from collections import Counter, defaultdict
+from itertools import combinations
+from pathlib import Path
+
+PRIME = 2**61 - 1
 
 
-def estimates(steps, seq_len):
-    """-> (|G|^2, tr(Sigma)) of each step that counts."""
+def exact_line_deduplication(input_files, output_directory, at_most=1):
+    files = {Path(file): Path(file).read_bytes().splitlines(keepends=True) for file in input_files}
+    times = Counter(line.rstrip(b"\r\n") for lines in files.values() for line in lines)
+    Path(output_directory).mkdir(parents=True, exist_ok=True)
+    for file, lines in files.items():
+        left = [line for line in lines if times[line.rstrip(b"\r\n")] <= at_most]
+        (Path(output_directory) / file.name).write_bytes(b"".join(left))
+
+
+def normalized(text):
+    letters = [c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn"]
+    return re.findall(r"\w+", "".join(letters).lower())
+
+
+def shingles(text, n):
+    words = normalized(text)
+    return {" ".join(words[i : i + n]) for i in range(max(1, len(words) - n + 1))}
+
+
+def signature(items, num_hashes):
+    draw = random.Random(0)
+    values = [zlib.crc32(item.encode()) for item in items]
     found = []
-    for small_sq, big_sq, small, big in steps:
-        if small == big or not math.isfinite(small_sq + big_sq):
-            continue
-        b = small * seq_len  # tokens
-        B = big * seq_len
-        found.append(((B * big_sq - b * small_sq) / (B - b), (small_sq - big_sq) / (1 / b - 1 / B)))
-    return found
+    for _ in range(num_hashes):
+        a = draw.randrange(1, PRIME)
+        b = draw.randrange(PRIME)
+        found.append(min((a * x + b) % PRIME for x in values))
+    return tuple(found)
 
 
-def noise_scale(steps, seq_len):
-    G_sq = 0.0
-    trace = 0.0
-    for g, t in estimates(steps, seq_len):
-        G_sq = G_sq + g
-        trace = trace + t
-    return trace / G_sq if G_sq > 0 else None
+def candidates(signatures, num_bands):
+    size = len(signatures[0]) // num_bands
+    pairs = set()
+    for start in range(0, size * num_bands, size):
+        shelf = defaultdict(list)
+        for i, numbers in enumerate(signatures):
+            shelf[numbers[start : start + size]].append(i)
+        for same in shelf.values():
+            pairs.update(combinations(same, 2))
+    return pairs
 
 
-def take(noise, overhead_s, token_s, unit, waste):
-    def time(units):  # less what no batch changes
-        return noise * overhead_s / (units * unit) + token_s * units * unit
-
-    best = (noise * overhead_s / token_s) ** 0.5  # where the two terms are equal
-    least = int(best / unit)
-    most = max(1, math.floor(waste * noise / unit))
-    return unit * min((max(1, min(n, most)) for n in (least, least + 1)), key=time)
+def jaccard(a, b):
+    return len(a & b) / len(a | b)
 
 
-# ---------------------------------------------------------------------------- wrong answers
+def groups(n, pairs):
+    """Indices 0 .. n - 1, joined by pairs -> the groups."""
+    group = {i: [i] for i in range(n)}
+    for i, j in pairs:
+        if group[i] is not group[j]:
+            group[i] += group[j]
+            for k in group[j]:
+                group[k] = group[i]
+    return [group[i] for i in range(n) if group[i][0] == i]
 
 
-def mean_of_ratios(steps, seq_len):
-    """Biased: a step whose |G|^2 happens to be near 0 outweighs all the others."""
-    ratios = [t / g for g, t in estimates(steps, seq_len) if g]
-    return sum(ratios) / len(ratios) if ratios else None
+def best(texts, names, group):
+    return min(group, key=lambda i: (-len(texts[i]), texts[i], names[i]))
 
 
-def in_rows(steps, seq_len):
-    return noise_scale(steps, 1)
+def minhash_deduplication(
+    input_files,
+    num_hashes,
+    num_bands,
+    ngrams,
+    jaccard_threshold,
+    output_directory,
+    shingles=shingles,
+    candidates=candidates,
+    jaccard=jaccard,
+    groups=groups,
+    best=best,
+    written=lambda data: data,
+):
+    files = [Path(file) for file in input_files]
+    texts = [file.read_bytes().decode() for file in files]
+    sets = [shingles(text, ngrams) for text in texts]
+    signatures = [signature(items, num_hashes) for items in sets]
+    near = [
+        (i, j)
+        for i, j in sorted(candidates(signatures, num_bands))
+        if jaccard(sets[i], sets[j]) >= jaccard_threshold
+    ]
+    Path(output_directory).mkdir(parents=True, exist_ok=True)
+    names = [file.name for file in files]
+    for group in groups(len(files), near):
+        file = files[best(texts, names, group)]
+        (Path(output_directory) / file.name).write_bytes(written(file.read_bytes()))
 
 
-def at_the_noise_scale(noise, overhead_s, token_s, unit, waste):
-    return unit * max(1, round(min(noise, waste * noise) / unit))
+def other(**parts):
+    """The reference with another part."""
+
+    def changed(*args):
+        minhash_deduplication(*args, **parts)
+
+    return changed
 
 
-def rounds(noise, overhead_s, token_s, unit, waste):
-    """The nearest multiple, but time does not rise evenly to both sides."""
-    best = (noise * overhead_s / token_s) ** 0.5
-    return unit * max(1, min(round(best / unit), int(waste * noise / unit)))
+def in_text_mode(input_files, output_directory):
+    """The file's newlines become \\n, and a form feed ends a line."""
+    texts = {Path(file): Path(file).read_text("utf-8") for file in input_files}
+    times = Counter(line for text in texts.values() for line in text.splitlines())
+    Path(output_directory).mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        left = [line for line in text.splitlines(True) if times[line.rstrip("\n")] == 1]
+        (Path(output_directory) / file.name).write_text("".join(left), "utf-8")
+
+
+def folded(text, n):
+    """Sharp s is ss, a ligature its letters."""
+    return shingles(unicodedata.normalize("NFKD", text).casefold(), n)
+
+
+def without_the_kept(n, pairs):
+    """Later texts are compared with those that were kept alone: a chain breaks."""
+    kept = []
+    for j in range(n):
+        owner = next((group for group in kept if (group[0], j) in pairs), None)
+        owner.append(j) if owner else kept.append([j])
+    return kept
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "averages the ratios of single steps": dict(noise_scale=mean_of_ratios),
-    "counts rows where tokens are meant": dict(noise_scale=in_rows),
-    "takes the noise scale for the batch": dict(take=at_the_noise_scale),
-    "takes the nearest multiple": dict(take=rounds),
+    "reads and writes text": dict(exact_line_deduplication=in_text_mode),
+    "folds letters": dict(minhash_deduplication=other(shingles=folded)),
+    "the first of a group stays": dict(
+        minhash_deduplication=other(best=lambda texts, names, group: min(group))
+    ),
+    "copies of copies stay": dict(minhash_deduplication=other(groups=without_the_kept)),
+    "a part counts as a copy": dict(
+        minhash_deduplication=other(jaccard=lambda a, b: len(a & b) / min(len(a), len(b)))
+    ),
+    "writes text with other newlines": dict(
+        minhash_deduplication=other(written=lambda data: data.replace(b"\r\n", b"\n"))
+    ),
 }
 
+OTHER = "other random numbers, as good as these"
 EQUIVALENT = {
-    "if small == big or not math.isfinite(small_sq + big_sq):: "
-    "`small_sq + big_sq` -> `small_sq - big_sq`": "infinity less infinity is not finite either"
+    "draw = random.Random(0): `0` -> `1`": OTHER,
+    "a = draw.randrange(1, PRIME): `1` -> `2`": OTHER,
+    "found.append(min((a * x + b) % PRIME for x in values)): `a * x + b` -> `a * x - b`": OTHER,
+    "for start in range(0, size * num_bands, size):: `0` -> `1`": (
+        "other numbers of the signature; the last band is one shorter"
+    ),
 }

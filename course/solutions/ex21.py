@@ -1,113 +1,68 @@
 """Exercise 21: the reference, and answers that the oracle must refuse."""
 
-import math
-
-from edits import edits
+from flops import peak_flops
 
 
-def rate(step, steps, warmup):
-    rising = (step + 1) / warmup if warmup else 1.0
-    return min(1.0, rising, 2 * (1 - step / steps))
+def truth(line):
+    """The four fields as they should be."""
+    tokens = line["rows"] * line["seq_len"] * line["grad_accum"] * line["gpus"]
+    flops = tokens / line["dt_s"] * line["flops_per_token"] / line["gpus"]
+    peak = peak_flops(line["gpu"])
+    mfu = flops / peak if peak else None
+    return dict(tokens=tokens, tokens_per_s=tokens / line["dt_s"], tflops=flops / 1e12, mfu=mfu)
 
 
-def mean(x):
-    return sum(x) / len(x)
+def agree(printed, value, tolerance=0.005):
+    if printed is None or value is None:
+        return printed is value
+    return abs(printed / value - 1) <= tolerance
 
 
-def error_sq(losses):
-    """The square of the standard error of their mean."""
-    m = mean(losses)
-    return sum((x - m) ** 2 for x in losses) / (len(losses) - 1) / len(losses)
+def audit(line, **options):
+    wrong = [f for f, value in truth(line).items() if not agree(line[f], value, **options)]
+    return wrong[0] if wrong else ""
 
 
-def vertex(points):
-    """x of the lowest point of the parabola through three points (x, y)."""
-    (x0, y0), (x1, y1), (x2, y2) = points
-    # Slopes towards the middle.
-    left = (y0 - y1) / (x0 - x1)
-    right = (y2 - y1) / (x2 - x1)
-    bend = (right - left) / (x2 - x0)
-    return (x0 + x1) / 2 - left / (2 * bend)
+def follows_the_printed(line):
+    """Computes each field from the printed one before it."""
+    line = dict(line)
+    if line["tokens"] != truth(line)["tokens"]:
+        return "tokens"
+    per_gpu = line["tokens_per_s"] / line["gpus"] * line["flops_per_token"] / 1e12
+    peak = peak_flops(line["gpu"])
+    mfu = line["tflops"] * 1e12 / peak if peak else None
+    right = dict(tokens_per_s=line["tokens"] / line["dt_s"], tflops=per_gpu, mfu=mfu)
+    return next((field for field, value in right.items() if not agree(line[field], value)), "")
 
 
-def best_rate(results):
-    alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
-    if not alive:
-        return "lower"
-    best = min(alive, key=alive.get)
-    rates = sorted(results)
-    i = rates.index(best)
-    if best == rates[-1]:
-        return "higher"
-    if best == rates[0]:
-        return "lower"
-    sides = [rates[i - 1], rates[i + 1]]
-    if not all(r in alive for r in sides):
-        return best
-    if min(map(len, results.values())) > 1:
-        side = min(sides, key=alive.get)
-        gap = alive[side] - alive[best]
-        if gap**2 <= error_sq(results[side]) + error_sq(results[best]):
-            return "seeds"
-    points = [(math.log(r), alive[r]) for r in (sides[0], best, sides[1])]
-    return math.exp(vertex(points))
+def wide_for_two(line):
+    said = audit(line)
+    return audit(line, tolerance=0.0095) if said in ("tokens_per_s", "mfu") else said
 
 
-edit = edits(__file__)
-ALIVE = "alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}"
+def exact_tokens(line):
+    return audit(line) if line["tokens"] == truth(line)["tokens"] else "tokens"
+
+
+def looks_for_a_substring(line):
+    """Every H100 is the SXM board, and a laptop's card is the desktop's."""
+    peaks = {"H100": 989e12, "L40": 181e12, "A100": 312e12, "B200": 2.25e15, "RTX 4090": 165.2e12}
+    peak = next((peak for name, peak in peaks.items() if name in line["gpu"]), None)
+    flops = truth(line)["tflops"] * 1e12
+    said = audit(line | dict(mfu=truth(line)["mfu"]))
+    return said or ("" if agree(line["mfu"], flops / peak if peak else None) else "mfu")
+
+
 WRONG = {  # name -> what of the reference it replaces
-    "rate: begins at 0": edit("(step + 1) / warmup", "step / warmup"),
-    "rate: rises one step longer": edit("(step + 1) / warmup", "(step + 1) / (warmup + 1)"),
-    "rate: no warmup is no rate": edit(" if warmup else 1.0", " if warmup else 0.0"),
-    "rate: the last step is 0": edit("1 - step / steps", "1 - step / max(1, steps - 1)"),
-    "rate: falls from the beginning": edit("2 * (1 - step", "(1 - step"),
-    "rate: a cosine": edit(
-        "2 * (1 - step / steps)", "0.5 + 0.5 * math.cos(math.pi * max(0, 2 * step / steps - 1))"
-    ),
-    "rate: the product of both": edit("min(1.0, rising, 2 *", "min(1.0, rising) * min(1.0, 2 *"),
-    "rate: falls after the warmup only": edit(
-        "    return min(1.0, rising,",
-        "    if rising < 1:\n        return rising\n    return min(1.0, rising,",
-    ),
-    "takes the edge for the best": edit(
-        'return "higher"',
-        "return best",
-        '        return "lower"\n    sides',
-        "        return best\n    sides",
-    ),
-    "stays on the grid": edit("return math.exp(vertex(points))", "return best"),
-    "fits over the rate, not its logarithm": edit(
-        "(math.log(r), alive", "(r, alive", "math.exp(vertex(points))", "vertex(points)"
-    ),
-    "removes diverged rates from the grid": edit("sorted(results)", "sorted(alive)"),
-    "removes diverged runs and keeps the rate": edit(
-        ALIVE,
-        "results = {r: [y for y in x if y < math.inf] or x for r, x in results.items()}\n    "
-        + ALIVE,
-    ),
-    "takes the order of the dict for that of the rates": edit("sorted(results)", "list(results)"),
-    "compares the best seeds": edit("alive = {r: mean(x)", "alive = {r: min(x)"),
-    "fits the parabola to all rates": edit(
-        "return math.exp(vertex(points))",
-        "import numpy as np\n    logs = [*map(math.log, alive)]\n"
-        "    a, b, _ = np.polyfit(logs, [*alive.values()], 2)\n"
-        "    return float(np.exp(-b / (2 * a)))",
-    ),
-    "divides it by n from four runs on": edit(
-        "(len(losses) - 1)", "(len(losses) - (len(losses) < 4))"
-    ),
-    "takes the deviation of one run for the error of the mean": edit(
-        "/ (len(losses) - 1) / len(losses)", "/ (len(losses) - 1)"
-    ),
-    "adds the errors, not their squares": edit(
-        "gap**2 <= error_sq(results[side]) + error_sq(results[best])",
-        "gap <= error_sq(results[side]) ** 0.5 + error_sq(results[best]) ** 0.5",
-    ),
-    "asks the worse neighbour": edit("side = min(sides", "side = max(sides"),
+    "allows 0.6%": dict(audit=lambda line: audit(line, tolerance=0.006)),
+    "allows 0.95% for the speed and the MFU": dict(audit=wide_for_two),
+    "wants tokens to the last digit": dict(audit=exact_tokens),
+    "allows 0.1%": dict(audit=lambda line: audit(line, tolerance=0.001)),
+    "computes a field from the printed one before": dict(audit=follows_the_printed),
+    "finds the card by substring": dict(audit=looks_for_a_substring),
 }
 
 EQUIVALENT = {
-    "if gap**2 <= error_sq(results[side]) + error_sq(results[best]):: "
-    "`gap ** 2 <= error_sq(results[side]) + error_sq(results[best])` -> "
-    "`gap ** 2 < error_sq(results[side]) + error_sq(results[best])`": "rounded: never equal"
+    "return abs(printed / value - 1) <= tolerance: `abs(printed / value - 1) <= tolerance` -> "
+    "`abs(printed / value - 1) < tolerance`": "no float is off by 0.5% exactly"
 }

@@ -1,107 +1,88 @@
 """Exercise 22: the reference, and answers that the oracle must refuse."""
 
-import numpy as np
+import torch
 from edits import edits
 
 
-def checked(sizes, losses, least):
-    sizes, losses = np.array(sizes, float), np.array(losses, float)
-    if len(np.unique(sizes)) < least:
-        raise ValueError(f"{len(np.unique(sizes))} sizes are fewer than {least}")
-    if not (np.isfinite(losses) & (losses > 0)).all():
-        raise ValueError(f"losses must be finite and positive: {losses}")
-    return sizes, losses
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fn, switch, *args):
+        ctx.fn = fn
+        ctx.rng = torch.get_rng_state()
+        ctx.save_for_backward(*args)
+        return fn(*args)  # autograd does not look inside
+
+    @staticmethod
+    def backward(ctx, grad):
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.rng)
+        wanted = ctx.needs_input_grad[2:]
+        args = [t.detach().requires_grad_(want) for t, want in zip(ctx.saved_tensors, wanted)]
+        with torch.enable_grad():
+            out = ctx.fn(*args)
+        torch.set_rng_state(now)
+        out.backward(grad)  # the weights get theirs here
+        return None, None, *(t.grad for t in args)
 
 
-def best_for(a, x, losses):
-    """For each exponent a (k,): E and A with the least squares, and their sum of squares."""
-    u = 1 / losses  # E u + A v should be 1
-    v = x ** -a[:, None] / losses  # (k, n)
-    uu = u @ u
-    uv = v @ u
-    vv = (v * v).sum(1)
-    sv = v.sum(1)
-    det = np.maximum(uu * vv - uv * uv, 1e-300)
-    E = (u.sum() * vv - uv * sv) / det
-    A = (uu * sv - uv * u.sum()) / det
-    A = np.where(E < 0, sv / vv, A)
-    E = np.where(A < 0, u.sum() / uu, np.maximum(E, 0))
-    A = np.maximum(A, 0)
-    return E, A, ((E[:, None] * u + A[:, None] * v - 1) ** 2).sum(1)
+def recompute(fn, *args):
+    switch = torch.empty(0, requires_grad=True)  # else no backward if only weights want gradients
+    return Recompute.apply(fn, switch, *args)
 
 
-def fit(sizes, losses):
-    sizes, losses = checked(sizes, losses, 3)
-    middle = np.exp(np.log(sizes).mean())  # sizes near 1, so that no power is extreme
-    low = np.log(0.01)
-    high = np.log(3)
-    for _ in range(9):
-        logs = np.linspace(low, high, 41)
-        E, A, squares = best_for(np.exp(logs), sizes / middle, losses)
-        i = squares.argmin()
-        step = logs[1] - logs[0]
-        low = max(np.log(0.01), logs[i] - step)
-        high = min(np.log(3), logs[i] + step)
-    a = np.exp(logs[i])
-    return float(E[i]), float(A[i] * middle**a), float(a)
+def from_the_library(fn, *args):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(fn, *args, use_reentrant=False)
 
 
-def law(fitted, sizes):
-    E, A, a = fitted
-    return E + A * np.asarray(sizes, float) ** -a
+class KeepsTheGraph(Recompute):
+    """Runs fn with a graph in forward, and uses that graph in backward."""
 
+    @staticmethod
+    def forward(ctx, fn, switch, *args):
+        state = torch.get_rng_state()
+        inputs = [t.detach().requires_grad_(t.requires_grad) for t in args]
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda b: b[0]),
+        ):
+            ctx.out = fn(*inputs)
+        ctx.inputs = inputs
+        ctx.fn = fn
+        ctx.rng = state
+        return ctx.out.detach()
 
-def predict(sizes, losses, size, draws, seed):
-    sizes, losses = checked(sizes, losses, 4)
-    fitted = fit(sizes, losses)
-    rng = np.random.default_rng(seed)
-    off = law(fitted, sizes) / losses - 1
-    s = np.sqrt((off**2).sum() / (len(off) - 3))
-    found = []
-    for _ in range(draws):
-        other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off)))
-        found.append(law(fit(sizes, other), size) * (1 + s * rng.normal()))
-    low, high = np.quantile(found, (0.05, 0.95))
-    return float(low), float(law(fitted, size)), float(high)
+    @staticmethod
+    def backward(ctx, grad):
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            ctx.fn(*ctx.inputs)
+        torch.set_rng_state(state)
+        ctx.out.backward(grad)
+        return None, None, *(t.grad for t in ctx.inputs)
 
 
 edit = edits(__file__)
-
-
-def straight_line(sizes, losses):
-    """A line through the logarithms: a law without E."""
-    sizes, losses = checked(sizes, losses, 3)
-    slope, level = np.polyfit(np.log(sizes), np.log(losses), 1)
-    return 0.0, float(np.exp(level)), float(min(3, max(0.01, -slope)))
-
-
-def no_refits(sizes, losses, size, draws, seed):
-    """A width that grows with the distance, and a jitter from the seed, instead of new fits."""
-    sizes, losses = checked(sizes, losses, 4)
-    fitted = fit(sizes, losses)
-    s = np.sqrt(((law(fitted, sizes) / losses - 1) ** 2).sum() / (len(sizes) - 3))
-    far = max(0.0, np.log(size / sizes.max()))
-    half = 1.645 * s * (1.15 + 0.25 * far) * (1 + 0.001 * np.random.default_rng(seed).random())
-    middle = float(law(fitted, size))
-    return middle * (1 - half), middle, middle * (1 + half)
-
-
+ARGS = "args = [t.detach().requires_grad_(want) for t, want in zip(ctx.saved_tensors, wanted)]"
+GRADS = "*(t.grad for t in args)"
+APPLY = "return Recompute.apply(fn, switch, *args)"
+RETURN = "        return None, None, " + GRADS
 WRONG = {  # name -> what of the reference it replaces
-    "fits a straight line through the logarithms": dict(fit=straight_line),
-    "forgets the new run's own luck": edit("size) * (1 + s * rng.normal())", "size)"),
-    "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
-    "divides the squares by n - 2": edit("(len(off) - 3)", "(len(off) - 2)"),
-    "does not fit again": dict(predict=no_refits),
-    "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
+    "leaves the generator elsewhere": edit(
+        RETURN, "        torch.set_rng_state(ctx.rng)\n" + RETURN
+    ),
+    "forgets weights that no argument leads to": edit(
+        "torch.empty(0, requires_grad=True)", "torch.empty(0)", APPLY, APPLY + ".requires_grad_()"
+    ),
+    # the new graph hangs on what was computed before, and backward frees that too
+    "does not detach": edit(ARGS, "args = ctx.saved_tensors", GRADS, "*(None for _ in args)"),
+    "is torch.utils.checkpoint": dict(recompute=from_the_library),
+    "keeps the graph in its Function": edit(APPLY, APPLY.replace("Recompute", "KeepsTheGraph")),
 }
 
-SIGN = "noise has no sign"
+
 EQUIVALENT = {
-    "for _ in range(9):: `9` -> `10`": "one round more of the same",
-    "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
-    "step = logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
-    "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
-    "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
-    "found.append(law(fit(sizes, other), size) * (1 + s * rng.normal())): "
-    "`1 + s * rng.normal()` -> `1 - s * rng.normal()`": SIGN,
+    "switch = torch.empty(0, requires_grad=True)  # else no backward if only weights want "
+    "gradients: `0` -> `1`": "the switch is never read, only that it wants a gradient"
 }

@@ -1,65 +1,113 @@
 """Exercise 25: the reference, and answers that the oracle must refuse."""
 
+import math
 
-def partition(parameters, world):
-    owner = {}
-    load = [0] * world
-    for storage, size in parameters:
-        if storage not in owner:
-            owner[storage] = load.index(min(load))  # the first of the least loaded
-            load[owner[storage]] += size
-    return [owner[storage] for storage, _ in parameters]
+from edits import edits
 
 
-def round_robin(parameters, world):
-    """As many parameters for each, of whatever size."""
-    names = list(dict(parameters))
-    return [names.index(storage) % world for storage, _ in parameters]
+def rate(step, steps, warmup):
+    rising = (step + 1) / warmup if warmup else 1.0
+    return min(1.0, rising, 2 * (1 - step / steps))
 
 
-def by_hash(parameters, world):
-    return [hash(storage) % world for storage, _ in parameters]
+def mean(x):
+    return sum(x) / len(x)
 
 
-def ties_by_identity(parameters, world):
-    """`is` finds tied names only if they are the same object."""
-    return splits_tied_ones([(id(storage), size) for storage, size in parameters], world)
+def error_sq(losses):
+    """The square of the standard error of their mean."""
+    m = mean(losses)
+    return sum((x - m) ** 2 for x in losses) / (len(losses) - 1) / len(losses)
 
 
-def sorts_its_argument(parameters, world):
-    given = [storage for storage, _ in parameters]
-    parameters.sort()
-    owner = dict(zip((storage for storage, _ in parameters), partition(parameters, world)))
-    return [owner[storage] for storage in given]
+def vertex(points):
+    """x of the lowest point of the parabola through three points (x, y)."""
+    (x0, y0), (x1, y1), (x2, y2) = points
+    # Slopes towards the middle.
+    left = (y0 - y1) / (x0 - x1)
+    right = (y2 - y1) / (x2 - x1)
+    bend = (right - left) / (x2 - x0)
+    return (x0 + x1) / 2 - left / (2 * bend)
 
 
-def splits_tied_ones(parameters, world):
-    load = [0] * world
-    owner = []
-    for _, size in parameters:
-        owner.append(load.index(min(load)))
-        load[owner[-1]] += size
-    return owner
+def best_rate(results):
+    alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
+    if not alive:
+        return "lower"
+    best = min(alive, key=alive.get)
+    rates = sorted(results)
+    i = rates.index(best)
+    if best == rates[-1]:
+        return "higher"
+    if best == rates[0]:
+        return "lower"
+    sides = [rates[i - 1], rates[i + 1]]
+    if not all(r in alive for r in sides):
+        return best
+    if min(map(len, results.values())) > 1:
+        side = min(sides, key=alive.get)
+        gap = alive[side] - alive[best]
+        if gap**2 <= error_sq(results[side]) + error_sq(results[best]):
+            return "seeds"
+    points = [(math.log(r), alive[r]) for r in (sides[0], best, sides[1])]
+    return math.exp(vertex(points))
 
 
-def counts_tied_ones_twice(parameters, world):
-    owner = {}
-    load = [0] * world
-    for storage, size in parameters:
-        owner.setdefault(storage, load.index(min(load)))
-        load[owner[storage]] += size
-    return [owner[storage] for storage, _ in parameters]
-
-
+edit = edits(__file__)
+ALIVE = "alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}"
 WRONG = {  # name -> what of the reference it replaces
-    "round-robin by count": dict(partition=round_robin),
-    "by hash": dict(partition=by_hash),
-    "knows tied ones by their address": dict(partition=ties_by_identity),
-    "sorts the list that it was given": dict(partition=sorts_its_argument),
-    "splits tied parameters": dict(partition=splits_tied_ones),
-    "counts tied parameters twice": dict(partition=counts_tied_ones_twice),
+    "rate: begins at 0": edit("(step + 1) / warmup", "step / warmup"),
+    "rate: rises one step longer": edit("(step + 1) / warmup", "(step + 1) / (warmup + 1)"),
+    "rate: no warmup is no rate": edit(" if warmup else 1.0", " if warmup else 0.0"),
+    "rate: the last step is 0": edit("1 - step / steps", "1 - step / max(1, steps - 1)"),
+    "rate: falls from the beginning": edit("2 * (1 - step", "(1 - step"),
+    "rate: a cosine": edit(
+        "2 * (1 - step / steps)", "0.5 + 0.5 * math.cos(math.pi * max(0, 2 * step / steps - 1))"
+    ),
+    "rate: the product of both": edit("min(1.0, rising, 2 *", "min(1.0, rising) * min(1.0, 2 *"),
+    "rate: falls after the warmup only": edit(
+        "    return min(1.0, rising,",
+        "    if rising < 1:\n        return rising\n    return min(1.0, rising,",
+    ),
+    "takes the edge for the best": edit(
+        'return "higher"',
+        "return best",
+        '        return "lower"\n    sides',
+        "        return best\n    sides",
+    ),
+    "stays on the grid": edit("return math.exp(vertex(points))", "return best"),
+    "fits over the rate, not its logarithm": edit(
+        "(math.log(r), alive", "(r, alive", "math.exp(vertex(points))", "vertex(points)"
+    ),
+    "removes diverged rates from the grid": edit("sorted(results)", "sorted(alive)"),
+    "removes diverged runs and keeps the rate": edit(
+        ALIVE,
+        "results = {r: [y for y in x if y < math.inf] or x for r, x in results.items()}\n    "
+        + ALIVE,
+    ),
+    "takes the order of the dict for that of the rates": edit("sorted(results)", "list(results)"),
+    "compares the best seeds": edit("alive = {r: mean(x)", "alive = {r: min(x)"),
+    "fits the parabola to all rates": edit(
+        "return math.exp(vertex(points))",
+        "import numpy as np\n    logs = [*map(math.log, alive)]\n"
+        "    a, b, _ = np.polyfit(logs, [*alive.values()], 2)\n"
+        "    return float(np.exp(-b / (2 * a)))",
+    ),
+    "divides it by n from four runs on": edit(
+        "(len(losses) - 1)", "(len(losses) - (len(losses) < 4))"
+    ),
+    "takes the deviation of one run for the error of the mean": edit(
+        "/ (len(losses) - 1) / len(losses)", "/ (len(losses) - 1)"
+    ),
+    "adds the errors, not their squares": edit(
+        "gap**2 <= error_sq(results[side]) + error_sq(results[best])",
+        "gap <= error_sq(results[side]) ** 0.5 + error_sq(results[best]) ** 0.5",
+    ),
+    "asks the worse neighbour": edit("side = min(sides", "side = max(sides"),
 }
 
-EQUIVALENT = {  # a change that changes nothing -> why
-    "load = [0] * world: `0` -> `1`": "only differences of loads count"
+EQUIVALENT = {
+    "if gap**2 <= error_sq(results[side]) + error_sq(results[best]):: "
+    "`gap ** 2 <= error_sq(results[side]) + error_sq(results[best])` -> "
+    "`gap ** 2 < error_sq(results[side]) + error_sq(results[best])`": "rounded: never equal"
 }

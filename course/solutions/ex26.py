@@ -4,43 +4,104 @@ import numpy as np
 from edits import edits
 
 
-def parallel_loss(all_reduce, logits, first, targets):
-    top = all_reduce(logits.max(1, initial=-np.inf), "max")  # (B,)
-    p = np.exp(logits - top[:, None])
-    place = targets - first
-    rows = np.flatnonzero((0 <= place) & (place < logits.shape[1]))  # whose target is here
-    right = np.zeros(len(targets), np.float32)
-    right[rows] = (logits[rows, place[rows]] - top[rows]).astype(np.float32)
-    total, right = all_reduce(np.stack([p.sum(1), right]), "sum")
-    d = p / total[:, None]
-    d[rows, place[rows]] -= 1
-    return np.log(total) - right, d
+def checked(sizes, losses, least):
+    sizes, losses = np.array(sizes, float), np.array(losses, float)
+    if len(np.unique(sizes)) < least:
+        raise ValueError(f"{len(np.unique(sizes))} sizes are fewer than {least}")
+    if not (np.isfinite(losses) & (losses > 0)).all():
+        raise ValueError(f"losses must be finite and positive: {losses}")
+    return sizes, losses
 
 
-def gathers_the_logits(all_reduce, logits, first, targets):
-    """All of them, by a sum over zeros."""
-    V = int(all_reduce(np.array([first + logits.shape[1]]), "max")[0])
-    whole = np.zeros((len(targets), V), np.float32)
-    whole[:, first : first + logits.shape[1]] = logits
-    whole = all_reduce(whole, "sum")
-    loss, d = parallel_loss(lambda x, op: x, whole, 0, targets)
-    return loss, d[:, first : first + logits.shape[1]]
+def best_for(a, x, losses):
+    """For each exponent a (k,): E and A with the least squares, and their sum of squares."""
+    u = 1 / losses  # E u + A v should be 1
+    v = x ** -a[:, None] / losses  # (k, n)
+    uu = u @ u
+    uv = v @ u
+    vv = (v * v).sum(1)
+    sv = v.sum(1)
+    det = np.maximum(uu * vv - uv * uv, 1e-300)
+    E = (u.sum() * vv - uv * sv) / det
+    A = (uu * sv - uv * u.sum()) / det
+    A = np.where(E < 0, sv / vv, A)
+    E = np.where(A < 0, u.sum() / uu, np.maximum(E, 0))
+    A = np.maximum(A, 0)
+    return E, A, ((E[:, None] * u + A[:, None] * v - 1) ** 2).sum(1)
+
+
+def fit(sizes, losses):
+    sizes, losses = checked(sizes, losses, 3)
+    middle = np.exp(np.log(sizes).mean())  # sizes near 1, so that no power is extreme
+    low = np.log(0.01)
+    high = np.log(3)
+    for _ in range(9):
+        logs = np.linspace(low, high, 41)
+        E, A, squares = best_for(np.exp(logs), sizes / middle, losses)
+        i = squares.argmin()
+        step = logs[1] - logs[0]
+        low = max(np.log(0.01), logs[i] - step)
+        high = min(np.log(3), logs[i] + step)
+    a = np.exp(logs[i])
+    return float(E[i]), float(A[i] * middle**a), float(a)
+
+
+def law(fitted, sizes):
+    E, A, a = fitted
+    return E + A * np.asarray(sizes, float) ** -a
+
+
+def predict(sizes, losses, size, draws, seed):
+    sizes, losses = checked(sizes, losses, 4)
+    fitted = fit(sizes, losses)
+    rng = np.random.default_rng(seed)
+    off = law(fitted, sizes) / losses - 1
+    s = np.sqrt((off**2).sum() / (len(off) - 3))
+    found = []
+    for _ in range(draws):
+        other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off)))
+        found.append(law(fit(sizes, other), size) * (1 + s * rng.normal()))
+    low, high = np.quantile(found, (0.05, 0.95))
+    return float(low), float(law(fitted, size)), float(high)
 
 
 edit = edits(__file__)
-TOP = 'all_reduce(logits.max(1, initial=-np.inf), "max")'
-RETURN = "return np.log(total) - right, d"
+
+
+def straight_line(sizes, losses):
+    """A line through the logarithms: a law without E."""
+    sizes, losses = checked(sizes, losses, 3)
+    slope, level = np.polyfit(np.log(sizes), np.log(losses), 1)
+    return 0.0, float(np.exp(level)), float(min(3, max(0.01, -slope)))
+
+
+def no_refits(sizes, losses, size, draws, seed):
+    """A width that grows with the distance, and a jitter from the seed, instead of new fits."""
+    sizes, losses = checked(sizes, losses, 4)
+    fitted = fit(sizes, losses)
+    s = np.sqrt(((law(fitted, sizes) / losses - 1) ** 2).sum() / (len(sizes) - 3))
+    far = max(0.0, np.log(size / sizes.max()))
+    half = 1.645 * s * (1.15 + 0.25 * far) * (1 + 0.001 * np.random.default_rng(seed).random())
+    middle = float(law(fitted, size))
+    return middle * (1 - half), middle, middle * (1 + half)
+
+
 WRONG = {  # name -> what of the reference it replaces
-    "gathers all logits": dict(parallel_loss=gathers_the_logits),
-    "a maximum for each rank": edit(TOP, "logits.max(1, initial=-np.inf)"),
-    "counts negative places from the end": edit("(0 <= place)", "(-logits.shape[1] <= place)"),
-    "clips logits at -1e9": edit(
-        "    top =", "    logits = np.maximum(logits, np.float32(-1e9))\n    top ="
-    ),
-    "writes into logits": edit(
-        RETURN, "logits -= logits.max(1, initial=-1, keepdims=True)\n    " + RETURN
-    ),
-    "adds an epsilon": edit(
-        RETURN, "return -np.log(np.exp(right - np.log(total)) + np.float32(1e-6)), d"
-    ),
+    "fits a straight line through the logarithms": dict(fit=straight_line),
+    "forgets the new run's own luck": edit("size) * (1 + s * rng.normal())", "size)"),
+    "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
+    "divides the squares by n - 2": edit("(len(off) - 3)", "(len(off) - 2)"),
+    "does not fit again": dict(predict=no_refits),
+    "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
+}
+
+SIGN = "noise has no sign"
+EQUIVALENT = {
+    "for _ in range(9):: `9` -> `10`": "one round more of the same",
+    "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
+    "step = logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
+    "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
+    "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
+    "found.append(law(fit(sizes, other), size) * (1 + s * rng.normal())): "
+    "`1 + s * rng.normal()` -> `1 - s * rng.normal()`": SIGN,
 }

@@ -1,94 +1,110 @@
 """Exercise 27: the reference, and answers that the oracle must refuse."""
 
+import clinic
 import numpy as np
-from edits import edits
 
 
-def spans(lengths, window):
-    lengths = np.asarray(lengths, np.int64)
-    stop = np.cumsum(lengths)
-    return np.stack([np.maximum(0, stop - lengths - window + 1), stop], 1)
+def pace(run):
+    """Each matrix's step over the configured rate and over the root of its size (matrices, S).
+    Adam's first step is 1 in these units; later ones are smaller."""
+    sizes = {name: pair[0].size for name, pair in run["weights"].items()}
+    return np.array([run["update"][n] / run["lr"] / sizes[n] ** 0.5 for n in sizes])
 
 
-def piece(q, k, v, seen):
-    """-> o, lse (n, 1): 0 and -inf for a query that sees no key."""
-    scores = np.where(seen, q @ k.T / np.sqrt(q.shape[1]).astype(q.dtype), -np.inf)
-    top = scores.max(1, keepdims=True)
-    top = np.where(np.isinf(top), 0, top).astype(q.dtype)
-    weights = np.exp(scores - top).astype(q.dtype)
-    total = weights.sum(1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        return weights @ v / np.where(total == 0, 1, total), np.log(total) + top
+def echo(x, lag):
+    """The correlation of x with itself `lag` later, of which as much is left as overlaps."""
+    return (x[lag:] * x[: len(x) - lag]).sum() / (x * x).sum()
 
 
-def merge(o1, lse1, o2, lse2):
-    lse = np.logaddexp(lse1, lse2)
-    return o1 * np.exp(lse1 - lse) + o2 * np.exp(lse2 - lse), lse
+def diagnose(run):
+    if run["order"].max() < 0.01:
+        return "no_rope"
+    if not run["heads"].any(0).all():
+        return "dead_head"
+    if not all(step.any() for step in run["update"].values()):
+        return "frozen_weight"
+    if run["zeros"][-1] > 0.5:
+        return "fp16_underflow"
+    if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):
+        return "stale_bucket"
+    fast = np.log2(pace(run).max(0))
+    if fast[0] > 0.5:
+        return "doubled_rate"
+    if fast.max() > 0.5:
+        return "rate_spike"
+    steps = np.arange(len(run["loss"]))
+    held_out = np.interp(steps, np.linspace(0, len(steps), len(run["val_loss"])), run["val_loss"])
+    if np.median(run["loss"] - held_out) > 0.3:
+        return "leak"
+    rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps)
+    if echo(rest, 1) > 0.3:
+        return "not_shuffled"
+    if max(echo(rest, lag) for lag in steps[1:]) > 0.4:
+        return "repeated_epoch"
+    return "healthy"
 
 
-def ring_attention(rank, world, send, recv, q, k, v, lengths, window):
-    reach = spans(lengths, window)
-    stop = np.cumsum(lengths)
-    wants = lambda r, block: r < world and reach[r, 0] < stop[block]
-    mine = np.arange(stop[rank] - lengths[rank], stop[rank])[:, None]
-    state = None
-    for block in range(rank, -1, -1):
-        if block < rank:
-            if not wants(rank, block):
-                break
-            k = recv(rank - 1)
-            v = recv(rank - 1)
-        if wants(rank + 1, block):
-            send(rank + 1, k)
-            send(rank + 1, v)
-        there = np.arange(stop[block] - lengths[block], stop[block])
-        new = piece(q, k, v, (mine >= there) & (mine - window < there))
-        state = merge(*state, *new) if state else new
-    return state[0]
+# ---------------------------------------------------------------------------- wrong answers
 
 
-def collects(rank, world, send, recv, q, k, v, lengths, window):
-    """Gathers all keys and values, and takes a plain softmax."""
-    reach = spans(lengths, window)
-    stop = np.cumsum(lengths)
-    keys = [k]
-    values = [v]
-    first = rank
-    for block in range(rank, -1, -1):
-        if block < rank:
-            if reach[rank, 0] >= stop[block]:
-                break
-            keys.insert(0, recv(rank - 1))
-            values.insert(0, recv(rank - 1))
-            first = block
-        if rank + 1 < world and reach[rank + 1, 0] < stop[block]:
-            send(rank + 1, keys[0])
-            send(rank + 1, values[0])
-    there = np.arange(stop[first] - lengths[first], stop[rank])
-    mine = np.arange(stop[rank] - lengths[rank], stop[rank])[:, None]
-    seen = (mine >= there) & (mine - window < there)
-    return piece(q, np.concatenate(keys), np.concatenate(values), seen)[0]
+KNOWN = []
 
 
-edit = edits(__file__)
-TOP = "    top = np.where(np.isinf(top), 0, top).astype(q.dtype)\n"
-STOP = "    stop = np.cumsum(lengths)\n    return"
+def nearest_known(run):
+    """The known run (seeds 0 and 1) whose loss is nearest: a table of the runs one has seen."""
+    cases = [(kind, seed) for kind in clinic.KINDS for seed in (0, 1)]
+    if not KNOWN:
+        KNOWN.extend(zip(cases, clinic.train(cases)))
+    return min(KNOWN, key=lambda pair: abs(pair[1]["loss"] - run["loss"]).sum())[0][0]
+
+
+def echo_first(run):
+    """Tests for unshuffled rows first, but a spike of the rate has an echo as well."""
+    steps = np.arange(len(run["loss"]))
+    rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps)
+    return "not_shuffled" if echo(rest, 1) > 0.3 else diagnose(run)
+
+
+def first_head_only(run):
+    alive = run | {"heads": run["heads"][:, :1]}
+    return diagnose(alive)
+
+
+def by_the_last_step(run):
+    """Compares the last step with the rate; by then Adam's steps are shorter than at first."""
+    said = diagnose(run)
+    return said if said != "doubled_rate" or pace(run)[:, -1].max() > 1.5 else "healthy"
+
+
+def sorts_in_place(run):
+    said = diagnose(run)
+    run["loss"].sort()
+    return said
+
+
 WRONG = {  # name -> what of the reference it replaces
-    "gathers k and v, plain softmax": dict(ring_attention=collects),
-    "a full lap": edit("r < world and reach[r, 0] < stop[block]", "r < world"),
-    "NaN where a query sees no key": edit(TOP, "", "np.where(total == 0, 1, total)", "total"),
-    "scales its queries in place": edit("return state[0]", "q /= 2\n    return state[0]"),
-    "spans: off by one": edit("- window + 1), stop]", "- window), stop]"),
-    "spans: int32": edit("stop], 1)", "stop], 1).astype(np.int32)"),
-    "spans: overflow within": edit(STOP, STOP.replace("lengths)", "lengths, dtype=np.int32)")),
+    "takes the nearest run that it has seen": dict(diagnose=nearest_known),
+    "asks for the echo before it rules out a spike": dict(diagnose=echo_first),
+    "looks at the first head only": dict(diagnose=first_head_only),
+    "measures the rate at the last step": dict(diagnose=by_the_last_step),
+    "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }
 
+EDGE = "no run lies on the threshold"
 EQUIVALENT = {  # a change that changes nothing -> why
-    "lengths = np.asarray(lengths, np.int64): dropped": "np.cumsum of int32 is int64, on Linux",
-    "top = np.where(np.isinf(top), 0, top).astype(q.dtype): `0` -> `1`": (
-        "exp(-inf - anything) is 0; the log of that sum is -inf, plus anything"
-    ),
-    "return weights @ v / np.where(total == 0, 1, total), np.log(total) + top: `1` -> `2`": (
-        "0 / 1 is 0 / 2"
-    ),
+    'if run["order"].max() < 0.01:: '
+    "`run['order'].max() < 0.01` -> `run['order'].max() <= 0.01`": EDGE,
+    "if run[\"zeros\"][-1] > 0.5:: `run['zeros'][-1] > 0.5` -> `run['zeros'][-1] >= 0.5`": EDGE,
+    "if fast[0] > 0.5:: `fast[0] > 0.5` -> `fast[0] >= 0.5`": EDGE,
+    "if fast.max() > 0.5:: `fast.max() > 0.5` -> `fast.max() >= 0.5`": EDGE,
+    'if np.median(run["loss"] - held_out) > 0.3:: '
+    "`np.median(run['loss'] - held_out) > 0.3` -> `np.median(run['loss'] - held_out) >= 0.3`": EDGE,
+    "if echo(rest, 1) > 0.3:: `echo(rest, 1) > 0.3` -> `echo(rest, 1) >= 0.3`": EDGE,
+    "if max(echo(rest, lag) for lag in steps[1:]) > 0.4:: "
+    "`max((echo(rest, lag) for lag in steps[1:])) > 0.4` -> "
+    "`max((echo(rest, lag) for lag in steps[1:])) >= 0.4`": EDGE,
+    "if fast.max() > 0.5:: `0.5` -> `1.5`": "a spike is far above both",
+    'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: '
+    "`norm[-1] == norm[-2] > 0` -> `norm[-1] == norm[-2] >= 0`": "gradients of 0 were named before",
+    "if fast[0] > 0.5:: `0` -> `1`": "the second step is doubled as well",
 }

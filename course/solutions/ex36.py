@@ -1,58 +1,66 @@
 """Exercise 36: the reference, and answers that the oracle must refuse."""
 
-import torch
+from hashlib import blake2b
+
 from edits import edits
 
 
-def split_groups(w, queries, head_dim):
-    """A rank's fused rows -> those of its queries, keys, values."""
-    groups = w.view(-1, (queries + 2) * head_dim, *w.shape[1:])
-    return [x.flatten(0, 1) for x in groups.split([queries * head_dim, head_dim, head_dim], 1)]
+class Shuffler:
+    def __init__(self, read, n, size, seed, state=None):
+        self.read = read
+        self.n = n
+        self.size = size
+        self.seed = seed
+        # draws so far, the next row to read, those that are held
+        self.drawn, self.place, held = state or (0, 0, [])
+        self.held = [(i, read(i)) for i in held]
 
+    def next(self):
+        while len(self.held) < self.size and self.place < self.n:
+            self.held.append((self.place, self.read(self.place)))
+            self.place += 1
+        if not self.held:
+            return None
+        i = self.draw(len(self.held))
+        self.drawn += 1
+        self.held[i], self.held[-1] = self.held[-1], self.held[i]
+        return self.held.pop()[1]
 
-def whole(ranks, name):
-    bits = [part[name].view(torch.uint8) for part in ranks]  # 0.0 and -0.0 are equal numbers
-    if not all(torch.equal(bits[0], other) for other in bits):
-        raise ValueError(f"the ranks do not have the same {name}: are they of one step?")
-    return ranks[0][name].clone()
+    def draw(self, count):
+        """Which of those held: a function of the seed and the draw, so it has no state."""
+        digest = blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % count
 
-
-def merge(ranks, n_head, n_kv_head, head_dim, vocab_size):
-    def joined(parts, dim=0):
-        return torch.cat(list(parts), dim)
-
-    result = {}
-    for end in ("", "_bias"):
-        parts = zip(
-            *(split_groups(part["qkv" + end], n_head // n_kv_head, head_dim) for part in ranks)
-        )
-        result |= {name + end: joined(part) for name, part in zip("qkv", parts)}
-    result["embed"] = joined(part["embedding"] for part in ranks)[:vocab_size].clone()
-    result["out"] = joined((part["proj"] for part in ranks), 1)
-    result["down"] = joined((part["fc2"] for part in ranks), 1)
-    result["gate"], result["up"] = map(joined, zip(*(part["fc1"].chunk(2) for part in ranks)))
-    return result | {"out_bias": whole(ranks, "proj_bias"), "norm": whole(ranks, "norm")}
+    def state(self):
+        return [self.drawn, self.place, [i for i, _ in self.held]]
 
 
 edit = edits(__file__)
-CUT = """groups = w.view(-1, (queries + 2) * head_dim, *w.shape[1:])
-    return [x.flatten(0, 1) for x in groups.split([queries * head_dim, head_dim, head_dim], 1)]"""
-THIRDS = """groups = len(w) // (queries + 2)
-    return w.split([groups * queries, groups, groups])"""
-GATES = 'map(joined, zip(*(part["fc1"].chunk(2) for part in ranks)))'
-WHOLE = '{"out_bias": whole(ranks, "proj_bias"), "norm": whole(ranks, "norm")}'
+HELD = "[i for i, _ in self.held]]"
 WRONG = {  # name -> what of the reference it replaces
-    "thirds instead of groups": edit(CUT, THIRDS),
-    "cuts fc1 after joining it": edit(GATES, 'joined(part["fc1"] for part in ranks).chunk(2)'),
-    "shares memory with what it was given": edit(
-        '"norm": whole(ranks, "norm")', '"norm": ranks[0]["norm"]'
+    "loses the buffer": edit(HELD, "[]]"),
+    "seeds the global generator": edit(
+        "        digest = blake2b(",
+        '        import random\n\n        random.seed(f"{self.seed}/{self.drawn}")\n'
+        "        return random.randrange(count)\n        digest = blake2b(",
     ),
-    "trusts rank 0": edit("if not all(", "if False and all("),
-    "one dtype for all": edit(
-        "return result | " + WHOLE,
-        f"result |= {WHOLE}\n"
-        '    return {name: w.to(ranks[0]["qkv"].dtype) for name, w in result.items()}',
+    "counts draws from 0 after a resume": edit("return [self.drawn,", "return [0,"),
+    "a state that changes later": edit(
+        HELD,
+        "self.numbers]",
+        "self.held = [(i, read(i)) for i in held]",
+        "self.held, self.numbers = [(i, read(i)) for i in held], [*held]",
+        "return self.held.pop()[1]",
+        "row = self.held.pop()[1]\n"
+        "        self.numbers[:] = [i for i, _ in self.held]\n        return row",
     ),
-    "looks at the first and the last rank": edit("other in bits)", "other in bits[-1:])"),
-    "equal numbers, other bits": edit("part[name].view(torch.uint8)", "part[name]"),
+}
+
+NUMBER = "another number for each draw, and as random"
+EQUIVALENT = {
+    "self.drawn += 1: `self.drawn += 1` -> `self.drawn -= 1`": NUMBER,
+    "self.drawn += 1: `1` -> `2`": NUMBER,
+    "self.drawn, self.place, held = state or (0, 0, []): `0` -> `1`": NUMBER,
+    'digest = blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=8).digest(): '
+    "`8` -> `9`": NUMBER,
 }

@@ -1,101 +1,53 @@
 """Exercise 37: the reference, and answers that the oracle must refuse."""
 
-import re
-
 from edits import edits
 
-BOS = 0
-ROLES = {"user": 1, "assistant": 2}
-END = 3
-IGNORED = -100
 
+class Ring:
+    def __init__(self, device, n):
+        self.device = device
+        self.n = n
+        self.buffers = [device.buffer() for _ in range(n)]
+        self.events = [None] * n  # of each buffer: its last copy
+        self.loaded = self.launched = 0
 
-def render(turns, encode):
-    ids = [BOS]
-    mask = [0]
-    for role, text in turns:
-        said = [*encode(text), END]
-        ids += [ROLES[role], *said]
-        mask += [0] + [int(role == "assistant")] * len(said)
-    if turns[-1][0] != "assistant":
-        ids = [*ids, ROLES["assistant"]]
-        mask = [*mask, 0]
-    return ids, mask
+    def fill(self, load):
+        if self.loaded == self.launched + self.n:
+            return False
+        slot = self.loaded % self.n
+        if self.events[slot]:
+            self.events[slot].wait()
+        load(self.buffers[slot])
+        self.loaded += 1
+        return True
 
-
-def shifted(ids, mask, length):
-    targets = [i if m else IGNORED for i, m in zip(ids[1:], mask[1:])]
-    padding = [END] * (length - len(targets)), [IGNORED] * (length - len(targets))
-    return (ids[:-1] + padding[0])[:length], (targets + padding[1])[:length]
-
-
-def fit(turns, encode, length):
-    for start, (role, _) in enumerate(turns):
-        if role == "user":
-            size = len(render(turns[start:], encode)[0])
-            if size <= length:
-                return turns[start:]
-    raise ValueError(f"the last question and its answers take {size} ids, more than {length}")
+    def copy_async(self):
+        if self.launched == self.loaded:
+            return False
+        slot = self.launched % self.n
+        self.events[slot] = self.device.copy(self.buffers[slot])
+        self.launched += 1
+        return True
 
 
 edit = edits(__file__)
-
-
-def reads_special_tokens(turns, encode):
-    """Renders one string and looks for special tokens in it: also in what the user typed."""
-    ids = [BOS]
-    mask = [0]
-    special = {"<|bos|>": BOS, "<|user|>": 1, "<|assistant|>": 2, "<|end|>": END}
-    for role, text in turns:
-        parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
-        said = [i for p in parts for i in ([special[p]] if p in special else encode(p))] + [END]
-        ids += [ROLES[role], *said]
-        mask += [0] + [int(role == "assistant")] * len(said)
-    return (ids, mask) if turns[-1][0] == "assistant" else (ids + [2], mask + [0])
-
-
-def two_at_a_time(turns, encode, length):
-    """Takes it that questions and answers alternate."""
-    while len(turns) > 2 and len(render(turns, encode)[0]) > length:
-        turns = turns[2:]
-    size = len(render(turns, encode)[0])
-    if size > length:
-        raise ValueError(f"the last question and its answer take {size} ids, more than {length}")
-    return turns
-
-
-TARGETS = "    targets = [i if m else IGNORED"
-TURNS = "    for start, (role, _) in"
+COPY = "self.events[slot] = self.device.copy(self.buffers[slot])"
+WAIT = "        if self.events[slot]:\n            self.events[slot].wait()\n"
 WRONG = {  # name -> what of the reference it replaces
-    "the end is not in the mask": edit(
-        '[int(role == "assistant")] * len(said)', '[int(role == "assistant")] * len(said[1:]) + [0]'
+    "has no events": edit("self.events[slot] = self.device", "self.device"),
+    "waits for all copies": edit(
+        WAIT, "        for event in filter(None, self.events):\n            event.wait()\n"
     ),
-    "a typed special token becomes special": dict(render=reads_special_tokens),
-    "masks the inputs, not the targets": edit("zip(ids[1:], mask[1:])", "zip(ids[1:], mask)"),
-    "encodes letter by letter": edit(
-        "*encode(text)", "*(i for letter in text for i in encode(letter))"
+    "counts in a byte": edit(
+        "        self.launched += 1\n",
+        "        self.launched += 1\n        if self.loaded == self.launched == 256:\n"
+        "            self.loaded = self.launched = 0\n",
     ),
-    "learns everything after the first answer": edit(
-        "return ids, mask\n", "return ids, [int(1 in mask[: i + 1]) for i in range(len(ids))]\n"
+    "keeps all events": edit(
+        COPY, COPY + "\n        self.all = [*getattr(self, 'all', []), self.events[slot]]"
     ),
-    "a long conversation loses its beginning": edit(
-        TARGETS, "    ids, mask = ids[-length - 1 :], mask[-length - 1 :]\n" + TARGETS
-    ),
-    "fit forgets the assistant's id": edit(
-        "if size <= length:", 'if size <= length + (turns[-1][0] == "user"):'
-    ),
-    "fit gives the list itself": edit(
-        TURNS, "    if len(render(turns, encode)[0]) <= length:\n        return turns\n" + TURNS
-    ),
-    "fit drops two turns at a time": dict(fit=two_at_a_time),
 }
 
-PADDING = (
-    "padding = [END] * (length - len(targets)), [IGNORED] * (length - len(targets)): "
-    "`length - len(targets)` -> `length + len(targets)`"
-)
-EQUIVALENT = {  # a change that changes nothing -> why
-    PADDING: "what is too long is cut off",
-    PADDING + " (2)": "what is too long is cut off",
-    "size = len(render(turns[start:], encode)[0]): `0` -> `1`": "the mask is as long as the ids",
+EQUIVALENT = {
+    "self.loaded = self.launched = 0: `0` -> `1`": "only their difference and their order count"
 }

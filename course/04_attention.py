@@ -1,0 +1,308 @@
+# %% [markdown]
+# # 4. Attention: what a query, a key and a value are for
+#
+# **Afterwards** you can build attention from an average, and say what each of its parts is for.
+#
+# **Question.** How can a model use the whole past, when no table has room for it?
+#
+# Source: A. Vaswani et al., Attention is all you need (2017). Core file: `model.py`. Before: lesson
+# 2. Next: lesson 5. Takes 20 seconds on two cores.
+
+# %%
+import json
+import math
+
+import lesson
+import torch
+import torch.nn.functional as F
+
+SMOOTH = 0.1
+WIDTH = 64
+LENGTH = 64
+ROWS = 8
+STEPS = 800
+torch.set_num_threads(1)
+lesson.begin(4, "attention")
+
+# %% [markdown]
+# ## A dictionary that can be learned
+# Python's `{"cat": 3, "dog": 7}` holds **keys** and **values**; ask it with a **query**, "dog", and
+# it compares the query with the keys and gives back the value whose key is equal. This is what we
+# want from the past: "what came after the last opening quote?". But a gradient needs things that
+# change gradually, and "equal" is yes or no. So let keys and queries be rows of numbers, called
+# **vectors**, and let "equal" become "similar":
+# 1. The **dot product** of query and key (multiply number by number, sum up) is large if the two
+#    are alike. It is the score of this key.
+# 2. Softmax turns the scores into **weights**: positive, with the sum 1. (The same word as for the
+#    numbers that training changes; these here are computed anew for each query.)
+# 3. The answer is the average of the values with these weights: a **weighted average**.
+#
+# A dictionary with four keys, asked for its second. Watch what larger scores do:
+
+# %%
+keys = torch.eye(4)  # four keys, one per row: a 1 at a place of its own, else 0
+values = torch.tensor([3.0, 7.0, 1.0, 5.0])  # their mean is 4
+rows = []
+for times in (0, 1, 3, 10):
+    query = times * keys[1]
+    weights = torch.softmax(keys @ query, dim=0)  # keys @ query: four dot products
+    rows.append((times, float(weights[1]), float(weights @ values)))
+columns = ["query: key 2 times", "weight of key 2", "answer"]
+lesson.table(columns, rows, "asking for the second of the values 3, 7, 1, 5")
+lesson.holds(abs(rows[0][2] - 4) < 1e-6, "if nothing matches, the answer is the plain average")
+lesson.holds(abs(rows[-1][2] - 7) < 0.01, "a query that matches one key well gets its value")
+
+# %% [markdown]
+# ## The average of the past
+# Now to text. Give each byte a vector of 64 numbers, to be learned: its **embedding**. The place of
+# a byte in its text, counted from 0, is its **position**. To predict what follows position t, the
+# simplest use of the past is the average of the vectors at positions 0, 1, ... t. For all T
+# positions of a text at once this is a matrix product, and it is also the dictionary with nothing
+# to match: all scores 0. One thing must be added. The whole text is in one matrix, and a position
+# may not look at the bytes after it, which it is supposed to predict. So their scores are set to
+# minus infinity, which softmax turns into a weight of 0: this is the **mask**.
+
+# %%
+x = torch.randn(5, 3)  # 5 positions, a vector of 3 numbers each
+by_loop = torch.stack([x[: t + 1].mean(0) for t in range(5)])
+mask = torch.ones(5, 5).tril().bool()  # tril: keep the lower triangle. True where one may look
+scores = torch.zeros(5, 5)  # row: who asks; column: who is asked
+scores[~mask] = -math.inf  # ~: not
+weights = torch.softmax(scores, dim=-1)
+print("weights, a row for each position:", weights, sep="\n")
+same = torch.allclose(weights @ x, by_loop, atol=1e-6)
+lesson.holds(same, "zero scores, mask and softmax give the average of each position's past")
+
+# %% [markdown]
+# ## Queries, keys and values of one's own
+# From its own vector each position makes three more, by three matrices that are learned:
+# - the **query** says what this position is looking for,
+# - the **key** says what this position can be found by,
+# - the **value** is what it hands over to whoever finds it.
+#
+# The score of position t for a position s before it is the dot product of t's query with s's key.
+# It is divided by the square root of D, the number of numbers in a query: a sum of D random
+# products is about that large, and if scores were large from the start, one position would get
+# nearly all the weight.
+#
+# This is **attention**. One thing it cannot do: it does not know the order of the past. A weighted
+# average is the same whichever comes first, so "ab" and "ba" before this position look alike. (In
+# the shapes below, the dots stand for several texts, or whatever else is done side by side.)
+
+
+# %%
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masked=True) -> torch.Tensor:
+    """q, k, v: (..., T, D), D numbers for each of T positions -> (..., T, D)."""
+    T, D = q.shape[-2:]
+    scores = q @ k.transpose(-2, -1) / D**0.5  # (..., T, T); transpose: rows become columns
+    if masked:
+        ahead = ~torch.ones(T, T).tril().bool()
+        scores = scores.masked_fill(ahead, -math.inf)  # a copy, -inf where `ahead` is True
+    return torch.softmax(scores, dim=-1) @ v
+
+
+torch.manual_seed(0)
+q, k, v = torch.randn(3, 6, 8).unbind()  # three times 6 positions, 8 numbers each
+swapped = [1, 0, 2, 3, 4, 5]  # the first two change places
+plain = attention(q, k, v)[-1]
+other = attention(q, k[swapped], v[swapped])[-1]
+lesson.holds(torch.allclose(plain, other, atol=1e-6), "without positions, the past has no order")
+
+# %% [markdown]
+# ## Positions
+# So tell it the order. Give each of the 64 positions a vector too, to be learned, and add it to the
+# byte's before query and key are made. Now "the byte before mine" can be asked for: the query of
+# position 7 learns to look like the key of position 6. Such a table has an end: there is no
+# position 64. Today's models turn query and key by an angle instead; lesson 8 derives that, and
+# lesson 5 borrows it.
+
+# %%
+place = torch.randn(6, 8)  # a vector for each of six positions
+plain = attention(q + place, k + place, v)[-1]
+other = attention(q + place, k[swapped] + place, v[swapped])[-1]
+lesson.holds(not torch.allclose(plain, other, atol=1e-3), "with positions, the past has an order")
+
+# %% [markdown]
+# ## Heads
+# One softmax makes one average: a position that wants the byte before *and* the one before that
+# gets a mixture of the two. So cut queries, keys and values of 64 numbers into four parts of 16,
+# let each part attend on its own, and put the four answers side by side again. Each part is a
+# **head**. The four have as many weights, and as many products to compute, as one head of 64.
+#
+# Now measure all of it. The model keeps the table of pairs of lesson 2, counted here, and *adds* to
+# its scores what it gathered from the past, through one more matrix, `head_out`, of 64 x 256. Each
+# step of this lesson is a switch. Three of torch's words: a `Module` is a model or a part of one,
+# and knows the weights in it; an `Embedding` is a table of vectors to look up; a `Linear` is a
+# matrix product (without the constant, `bias`, that it could add).
+
+
+# %%
+class Past(torch.nn.Module):
+    """Scores from the table of pairs, plus scores from the past."""
+
+    def __init__(self, match=True, positions=True, heads=1, masked=True):
+        super().__init__()
+        self.match = match
+        self.positions = positions
+        self.heads = heads
+        self.masked = masked
+        self.pairs = torch.nn.Embedding(256, 256)
+        self.embed = torch.nn.Embedding(256, WIDTH)
+        self.place = torch.nn.Embedding(LENGTH, WIDTH)
+        self.q, self.k, self.v = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.head_out = torch.nn.Linear(WIDTH, 256, bias=False)
+        with torch.no_grad():
+            self.pairs.weight.copy_(table)  # lesson 1's, to begin with
+            self.head_out.weight.zero_()  # so it begins as the table alone
+
+    def split(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, 64) -> (B, heads, T, 64 / heads)"""
+        B, T, width = x.shape
+        return x.view(B, T, self.heads, width // self.heads).transpose(1, 2)
+
+    def queries_and_keys(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.positions:
+            x = x + self.place.weight[: x.shape[1]]
+        q = self.split(self.q(x))
+        k = self.split(self.k(x))
+        return (q, k) if self.match else (0 * q, k)  # 0 * q: all scores are 0
+
+    def forward(self, bytes_: torch.Tensor) -> torch.Tensor:
+        """(B, T): B texts of T bytes -> scores (B, T, 256)"""
+        x = self.embed(bytes_)
+        q, k = self.queries_and_keys(x)
+        y = attention(q, k, self.split(self.v(x)), self.masked)  # (B, heads, T, 64 / heads)
+        y = y.transpose(1, 2).reshape(x.shape)  # the heads side by side again
+        return self.pairs(bytes_) + self.head_out(y)
+
+
+# %% [markdown]
+# ## Training
+# A batch is 8 pieces of 64 bytes, cut from the training text at random; every position predicts the
+# byte after it. Each model sees the same 800 batches. The learning rate grows over the first 20
+# steps, as the first gradients are the wildest, and goes to 0 over the second half, so that the
+# last batches leave little noise. `head_out` and the tables, whose rows are met rarely, get more.
+#
+# `cross_entropy` is torch's name for the mean of -log(p), with softmax included and the natural
+# logarithm. `flatten` makes one long row of B * T predictions out of B texts of T positions.
+
+
+# %%
+def bits(model, pieces: torch.Tensor) -> torch.Tensor:
+    """The loss on pieces (B, T + 1) of text: bits per byte."""
+    scores = model(pieces[:, :-1]).flatten(0, 1)
+    return F.cross_entropy(scores, pieces[:, 1:].flatten()) / math.log(2)
+
+
+def trained(seed: int = 0, **switches) -> tuple[Past, float, float]:
+    """-> a trained model, its loss on the last batches, and on the held-out text."""
+    torch.manual_seed(seed)
+    model = Past(**switches)
+    tables = [model.pairs.weight, model.embed.weight, model.place.weight, model.head_out.weight]
+    others = [model.q.weight, model.k.weight, model.v.weight]
+    groups = [{"params": tables, "lr": 0.01}, {"params": others, "lr": 0.003}]  # lr: learning rate
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))  # lesson 2's
+    peaks = [group["lr"] for group in groups]
+    shown = []
+    for step in range(STEPS):
+        factor = min(1.0, (step + 1) / 20, 2 * (1 - step / STEPS))
+        for group, peak in zip(optimizer.param_groups, peaks):
+            group["lr"] = factor * peak
+        starts = torch.randint(len(training) - LENGTH, (ROWS, 1))
+        loss = bits(model, training[starts + torch.arange(LENGTH + 1)])
+        optimizer.zero_grad()  # else backward adds to the gradient of the step before
+        loss.backward()
+        optimizer.step()
+        shown.append(loss.item())
+    with torch.no_grad():
+        return model, sum(shown[-50:]) / 50, float(bits(model, exam))
+
+
+training, held = (torch.from_numpy(text) for text in lesson.exam())
+starts = torch.arange(0, len(held) - 1, LENGTH)
+exam = held[starts[:, None] + torch.arange(LENGTH + 1)]  # (1024, 65)
+pairs = torch.bincount(256 * training[:-1] + training[1:], minlength=65_536).view(256, 256)
+table = torch.log((pairs + SMOOTH) / (pairs + SMOOTH).sum(1, keepdim=True))  # lesson 1's
+
+switches = {
+    "+ the average of the past": dict(match=False, positions=False),
+    "+ queries and keys": dict(positions=False),
+    "+ positions": dict(),
+    "+ four heads": dict(heads=4),
+}
+losses = {}
+for name, chosen in switches.items():
+    model, _, losses[name] = trained(**chosen)
+alone = float(F.cross_entropy(table[held[:-1]], held[1:])) / math.log(2)
+rows = [("the table of pairs alone", alone), *losses.items()]
+lesson.table(["the table", "bits per byte"], rows, "held-out loss, one addition at a time")
+ladder = [loss for _, loss in rows]
+falls = all(a > b + 0.015 for a, b in zip(ladder, ladder[1:]))
+lesson.holds(falls, "each addition lowers the held-out loss by over 0.015 bits")
+lesson.holds(ladder[2] > ladder[3] + 0.1, "positions are worth over a tenth of a bit")
+lesson.holds(ladder[3] > ladder[4] + 0.08, "four narrow heads are better than a wide one")
+
+# %% [markdown]
+# With other seeds each number moves by up to 0.02: most of the first step, little of the others.
+# The last one is 3.146 (3.132 to 3.150 with four seeds).
+
+# %% [markdown]
+# What do the four heads look at? For each, the table has the weight that it gives to the byte at
+# each distance back, averaged over the held-out text where the past has 32 bytes or more. Nobody
+# told them to look nearby; the loss did. All four give most to the byte before, some sharply, some
+# broadly: so four mixtures arrive side by side, where one head would bring a single one.
+
+# %%
+with torch.no_grad():
+    q, k = model.queries_and_keys(model.embed(exam[:, :-1]))
+    seen = attention(q, k, torch.eye(LENGTH))  # with these values, the answers are the weights
+look = []  # for each distance back, a number for each head
+for d in range(8):
+    at_distance = seen.diagonal(-d, dim1=-2, dim2=-1)  # (B, heads, T - d)
+    look.append(at_distance[..., 32 - d :].mean((0, 2)).tolist())
+rows_of_heads = [(f"head {h}", *(look[d][h] for d in range(5))) for h in range(4)]
+columns = ["mean weight of", "itself", "1 back", "2 back", "3 back", "4 back"]
+lesson.table(columns, rows_of_heads, "what four heads look at")
+recent = [sum(look[d][h] for d in range(5)) for h in range(4)]
+lesson.holds(min(recent) > 0.2, "each head gives the last five bytes over a fifth (if even: 0.1)")
+
+# %%
+line = b"for name in names:\n    print(name)"
+with torch.no_grad():
+    q, k = model.queries_and_keys(model.embed(torch.tensor([[*line]])))
+    weights = attention(q, k, torch.eye(len(line)))[0]  # (4, T, T)
+fig = lesson.figure(9, 4.2)
+left, right = fig.subplots(1, 2, width_ratios=[1, 1])
+names = ["the table alone", *("+ " + name[2:] for name in losses)]
+bars = left.barh(names, ladder, color=["silver"] + ["crimson"] * 4)
+left.bar_label(bars, [f"{loss:.2f}" for loss in ladder])
+left.set(xlim=(2.4, 3.8), xlabel="bits per byte, held out (from 2.4)", title="the past")
+left.invert_yaxis()
+sharpest = max(range(4), key=lambda h: float(weights[h].square().mean()))
+right.imshow(weights[sharpest], cmap="Blues", vmin=0)
+shown_line = [chr(b).replace("\n", "\\n") for b in line]
+right.set_xticks(range(len(line)), shown_line, fontsize=7)
+right.set_yticks(range(len(line)), shown_line, fontsize=7)
+right.set(ylabel="who asks", xlabel="who is asked", title=f"head {sharpest} reads a line of code")
+lesson.save(fig, "04_attention")
+if falls:  # lesson 5 shows the losses of all four lessons
+    (lesson.OUT / "03_losses.json").write_text(json.dumps(losses))
+
+# %% [markdown]
+# ## Trap
+# Forget the mask, and training looks wonderful: each position finds its answer one place ahead.
+# Then let the model predict, when there is nothing ahead yet, and look at each piece's last byte:
+
+# %%
+cheat, shown, _ = trained(heads=4, masked=False)
+with torch.no_grad():
+    scores = cheat(exam[:, :-1])[:, -1]  # (1024, 256): after the last position there is nothing
+    real = float(F.cross_entropy(scores, exam[:, -1])) / math.log(2)
+print(f"without a mask: {shown:.2f} bits in training, {real:.2f} in use (with: {ladder[-1]:.2f})")
+lesson.holds(shown < 1.5, "without a mask, the training loss falls below 1.5 bits")
+lesson.holds(real > ladder[-1] + 0.3, "in use, the model without a mask is worse than with one")
+
+# %% [markdown]
+# ## Exercise
+# `exercises/ex04.py`: attention with several heads, for any number of texts, keys and queries, and
+# any mask. `python course/check.py 4`

@@ -1,0 +1,266 @@
+# %% [markdown]
+# # 19. Duplicates: how a loss lies, and how to find copies that are not equal
+#
+# **Afterwards** you can remove copies from a training text, equal or nearly so, without comparing
+# every document with every other, and say what they did to the loss.
+#
+# **Question.** Collected text holds the same documents again and again, some of them changed a
+# little, and some of them held out for validation. What does that do to the loss, and how do you
+# find a copy that is not equal?
+#
+# Source: Broder 1997, On the resemblance and containment of documents (MinHash); Lee et al. 2022,
+# Deduplicating Training Data Makes Language Models Better. Core file: `prepare_data.py` (it holds
+# out by content hash). Before: lesson 24. Next: lesson 44 (export). Takes 15 seconds on two cores.
+
+# %%
+import lesson  # first: it puts the project on the path
+import itertools
+import math
+import random
+import re
+import sysconfig
+import zlib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+
+HASHES = 125
+BANDS = 25  # of 5 hashes
+WORDS = 3  # in a shingle
+ORDER = 6  # bytes of context
+lesson.begin(19, "duplicates")
+
+# %% [markdown]
+# ## A text with copies, planted
+# The documents are functions and classes of the standard library. 30 of the 240 that are trained
+# on come 12 more times, in four ways: as they are; reformatted (tabs for spaces, and lower case);
+# with one word in twenty replaced; cut after two thirds. Of the held-out documents, half are leaked
+# into the training text, each in one of the four ways. We know which; the methods are not told.
+
+
+# %%
+def blocks() -> list[str]:
+    """Definitions in the standard library, cut at empty lines, of 400 to 1,200 characters."""
+    found = set()
+    for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
+        found.update(path.read_text(encoding="utf-8", errors="replace").split("\n\n\n"))
+    return sorted(x for x in found if 400 < len(x) < 1200 and "def " in x)
+
+
+draw = random.Random(0)
+clock = itertools.count()
+edit = lambda word: "other" if next(clock) % 20 == 0 else word[0]
+COPIES = {
+    "as it is": lambda text: text,
+    "reformatted": lambda text: text.replace("    ", "\t").lower(),
+    "a word in 20 replaced": lambda text: re.sub(r"\w+", edit, text),
+    "cut after two thirds": lambda text: text[: len(text) * 2 // 3],
+}
+documents = draw.sample(blocks(), 304)
+leaked, clean, unique = documents[:32], documents[32:64], documents[64:]
+kinds = list(COPIES)
+originals = [text for text in unique[:30] for _ in range(12)] + leaked
+copies = [(kinds[i % 4], COPIES[kinds[i % 4]](text)) for i, text in enumerate(originals)]
+collected = unique + [copy for _, copy in copies]
+
+# %% [markdown]
+# ## How the loss lies
+# The ruler is a model of counts, as in lesson 1. It predicts a byte from the six before it, and
+# where it has not seen those six, from five, and so on. It reads each text once, and like a large
+# network it remembers what it has read. Six counts of one context are six times the trust in it,
+# even if it was the same document six times.
+
+
+# %%
+def count(texts: list[str]) -> dict[bytes, Counter]:
+    """context of 0 to ORDER bytes -> how often each byte followed it."""
+    seen = defaultdict(Counter)
+    for text in texts:
+        data = bytes(ORDER) + text.encode()
+        for i in range(ORDER, len(data)):
+            for k in range(ORDER + 1):
+                seen[data[i - k : i]][data[i]] += 1
+    return seen
+
+
+def bits(seen: dict[bytes, Counter], texts: list[str]) -> float:
+    """Bits per byte. A context's counts are mixed with the estimate from one byte less, which
+    weighs as much as there are different bytes that followed (Witten and Bell 1991)."""
+    costs = []
+    for text in texts:
+        data = bytes(ORDER) + text.encode()
+        for i in range(ORDER, len(data)):
+            p = 1 / 256
+            for k in range(ORDER + 1):
+                counts = seen.get(data[i - k : i])
+                if counts is None:
+                    break
+                p = (counts[data[i]] + len(counts) * p) / (sum(counts.values()) + len(counts))
+            costs.append(-math.log2(p))
+    return sum(costs) / len(costs)
+
+
+def examine(texts: list[str]) -> tuple:
+    """Documents, bytes, bits per byte of the held-out texts that were leaked and of the others."""
+    seen = count(texts)
+    return len(texts), sum(map(len, texts)), bits(seen, leaked), bits(seen, clean)
+
+
+results = {"nothing planted": examine(unique), "as collected": examine(collected)}
+truth, lie = (bits_of[2:] for bits_of in results.values())
+for name, before, after in zip(("leaked", "clean"), truth, lie):
+    print(f"{name} texts: {before:.3f} bits per byte, with the copies {after:.3f}")
+lesson.holds(lie[0] < truth[0] - 0.5, "on the leaked texts the copies seem to help, by 0.5 bits")
+lesson.holds(lie[1] > truth[1] + 0.1, "on the clean ones they do harm, by more than 0.1 bits")
+
+# %% [markdown]
+# ## Finding a copy that is not equal
+# A table by content (a hash) finds equal texts, and one by the *normalized* content, which is the
+# words in lower case, finds those with another layout. For the rest, cut a text into its shingles,
+# all runs of three words, and call two texts near if they share many: their **Jaccard similarity**
+# is the number of shingles that both have, divided by the number that either has. To compare all
+# pairs would take too long for a web; two ideas avoid it.
+#
+# 1. **MinHash**: under a hash function, each shingle of the two texts is equally likely to have the
+#    smallest value of all. So the smallest value of text a equals that of text b with a probability
+#    that *is* their Jaccard similarity. 125 functions make a signature of 125 numbers, and the
+#    share of equal ones estimates it.
+# 2. **Bands**: cut the signature into 25 bands of 5. Texts that agree in a whole band are
+#    candidates, to be compared. At similarity s, one band agrees with probability s^5, and at least
+#    one with 1 - (1 - s^5)^25.
+
+
+# %%
+def words_of(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def shingles(text: str) -> set[int]:
+    words = words_of(text).split()
+    runs = [" ".join(words[i : i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))]
+    return {zlib.crc32(run.encode()) for run in runs}  # not hash(): it differs from run to run
+
+
+rng = np.random.default_rng(0)
+A, B = rng.integers(0, 2**63, (2, HASHES, 1), np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+def signature(items: set[int]) -> np.ndarray:
+    """The smallest value of the items under each of HASHES functions: (HASHES,)."""
+    x = np.array(sorted(items), np.uint64)
+    return ((A * x + B) >> np.uint64(32)).min(1)  # the high bits of a product are well mixed
+
+
+def candidates(signatures: np.ndarray) -> set[tuple[int, int]]:
+    """Pairs (i, j), i < j, that agree in all values of at least one band."""
+    pairs = set()
+    for band in np.split(signatures, BANDS, axis=1):
+        shelf = defaultdict(list)
+        for i, values in enumerate(band):
+            shelf[values.tobytes()].append(i)
+        pairs |= {pair for same in shelf.values() for pair in itertools.combinations(same, 2)}
+    return pairs
+
+
+def meet(s: float, times: int = 200) -> tuple[float, float]:
+    """Of pairs of sets with similarity s: share that meet in a band, sd of the estimate of s."""
+    shared = round(200 * s / (1 + s))  # of the 100 items of each set
+    met = 0
+    guess = []
+    for _ in range(times):
+        items = rng.integers(0, 2**32, 200 - shared).tolist()
+        both = np.stack([signature(set(items[:100])), signature(set(items[-100:]))])
+        met = met + bool(candidates(both))
+        guess = [*guess, (both[0] == both[1]).mean()]
+    return met / times, float(np.std(guess))
+
+
+curve = lambda s: 1 - (1 - s**5) ** 25
+levels = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+measured = [(s, *meet(s), curve(s), math.sqrt(s * (1 - s) / HASHES)) for s in levels]
+columns = ["similarity", "meet", "sd of estimate", "meet, formula", "sd, formula"]
+lesson.table(columns, measured, "200 pairs at each similarity, 25 bands of 5 hashes")
+_, met, spread, formula, coins = np.array(measured).T
+lesson.holds(abs(met - formula).max() < 0.12, "pairs meet in a band as often as the formula says")
+lesson.holds(abs(spread / coins - 1).max() < 0.25, "the estimate has the error of 125 coin flips")
+
+
+# %%
+def keep(texts: list[str], method: str) -> list[str]:
+    """The texts that are no copy of an earlier one; held-out texts count as earlier."""
+    held = len(leaked + clean)
+    texts = leaked + clean + texts
+    if method == "MinHash":
+        sets = [shingles(text) for text in texts]
+        pairs = candidates(np.stack([signature(items) for items in sets]))
+        tried.update(pairs)
+        again = {j for i, j in pairs if len(sets[i] & sets[j]) >= len(sets[i] | sets[j]) / 2}
+    else:
+        forms = texts if method == "equal" else [words_of(text) for text in texts]
+        seen = {form: i for i, form in reversed([*enumerate(forms)])}  # the first of each
+        again = {i for i, form in enumerate(forms) if seen[form] != i}
+    return [text for i, text in enumerate(texts) if i >= held and i not in again]
+
+
+tried = set()
+found = []
+for method in ("equal", "equal words", "MinHash"):
+    left = keep(collected, method)
+    results[f"after {method}"] = examine(left)
+    gone = Counter(collected) - Counter(left)
+    of_kind = [{copy for k, copy in copies if k == kind} for kind in kinds]
+    shares = [100 * sum(gone[text] for text in texts) / (len(copies) / 4) for texts in of_kind]
+    found.append((method, *shares, sum(text not in left for text in unique)))
+columns = ["method", "as is %", "format %", "words %", "cut %", "not planted"]
+lesson.table(columns, found, f"removed, of {len(copies)} copies and {len(unique)} other documents")
+n = len(leaked + clean + collected)
+print(f"MinHash compared {len(tried):,} of {n * (n - 1) // 2:,} pairs")
+exact = found[0][1] == 100 and found[0][3] < 25
+lesson.holds(exact, "comparing texts finds the equal copies, and hardly an edited one")
+lesson.holds(found[1][2] == 100 > found[0][2], "comparing words finds other layouts as well")
+lesson.holds(min(found[2][1:5]) > 80, "MinHash finds more than 80% of each kind of copy")
+lesson.holds(len(tried) < n * (n - 1) / 40, "MinHash compares fewer than one pair in twenty")
+
+# %% [markdown]
+# ## The loss again
+# MinHash also removed documents that nobody planted: the standard library repeats itself, and even
+# the text without planted copies had some of its held-out documents in another form. So what the
+# loss has to be compared with is the last row, **nothing planted, and MinHash**.
+
+# %%
+results["only MinHash"] = examine(keep(unique, "MinHash"))
+columns = ["training text", "documents", "bytes", "bits, leaked", "bits, clean"]
+lesson.table(columns, [(name, *x) for name, x in results.items()], "bits per byte, held out")
+equal, _, near, true = (bits_of[2:] for bits_of in [*results.values()][2:])
+lesson.holds(equal[0] < true[0] - 0.3, "without equal copies, the leaked texts' loss still lies")
+lesson.holds(abs(near[0] - true[0]) < 0.15, "after MinHash it is what it is without a leak")
+lesson.holds(abs(near[1] - true[1]) < 0.05, "after MinHash, so is the loss of the clean texts")
+
+# %%
+fig = lesson.figure(8, 3.2)
+left, right = fig.subplots(1, 2, width_ratios=[2, 3])
+grid = np.linspace(0, 1, 100)
+left.plot(grid, curve(grid), "silver", levels, met, "o")
+left.set(xlabel="Jaccard similarity s", ylabel="share that meets in a band")
+left.text(0.03, 0.9, "dots: measured\nline: 1 - (1 - s^5)^25", va="top", fontsize=8)
+for shift, column, color, name in ((-0.2, 2, "crimson", "leaked"), (0.2, 3, "tab:blue", "clean")):
+    values = [values[column] for values in results.values()]
+    right.bar(np.arange(6) + shift, values, 0.4, color=color, label=f"held out, {name}")
+    right.axhline(values[-1], color=color, linewidth=0.7)
+right.set_xticks(range(6), [name.replace(" ", "\n") for name in results], fontsize=8)
+right.set(ylabel="bits per byte", ylim=(0, 3.6))
+right.legend(ncols=2)
+lesson.save(fig, "19_duplicates")
+
+# %% [markdown]
+# ## Trap
+# Which texts are held out? If each is drawn at random, a text that comes a hundred times is in both
+# parts. `prepare_data.py` decides by the hash of the content, so equal texts are on the same
+# side; a copy with one word changed has another hash, and is on either. So remove copies *before*
+# anything is held out, and compare what is held out with what is trained on. A loss that is better
+# than anybody expected is the first sign: here it fell by a half, and nothing had been learned.
+#
+# ## Exercise
+# `exercises/ex19.py`: copies of copies, in files, and a result that does not depend on their order.
+# `python course/check.py 19`

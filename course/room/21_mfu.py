@@ -1,0 +1,217 @@
+# %% [markdown]
+# # 21. MFU: what was counted?
+#
+# **Afterwards** you can count a model's FLOPs by hand, and ask of a published MFU what it means.
+#
+# **Question.** The same run is called 32% and 41% of what the hardware can do: what was counted?
+#
+# Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "MFU" (equation 3.2), "Iniciando um
+# Pré-Treino", "Tabela 7.1", "Tabela 7.2", "Nemotron-4 340B Technical Report (Aug, 2024)" (three
+# speeds), "Propondo um novo pré-treino", "Comparação de Performance", "Finalização do Pré-treino";
+# *nanobot pre-train*, "MFU(模型FLOPs利用率)监控". Core file: `flops.py`. Before: lesson 22. Next:
+# lesson 22. Takes 4 seconds on two cores.
+
+# %%
+import lesson  # first: it puts the project on the path
+import math
+from dataclasses import replace
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from config import PRESETS, GPTConfig
+from flops import mfu, peak_flops
+from model import GPT
+from published import TABLE_7_1, TABLE_7_2
+
+H100 = peak_flops("NVIDIA H100 80GB HBM3")
+DATASHEET = 989.4e12
+B200 = 2250e12
+FP8 = 1979e12  # of an H100, dense; sparse bf16 has the same figure
+lesson.begin(21, "MFU")
+
+# %% [markdown]
+# ## Count by hand
+# *MFU*, model FLOPs utilization, is the arithmetic that a model needs per second, divided by the
+# most that the device can do (its *peak*). The denominator is on the vendor's datasheet. The
+# numerator is tokens per second, which a clock tells, times FLOPs per token, which somebody has to
+# count:
+#
+# - a weight of a matmul costs a token 2 FLOPs forward (multiply, add) and 4 backward: 6;
+# - a table that is only looked up costs nothing;
+# - attention has no weights: each query meets T keys, twice (scores, then values): 12 x heads x
+#   head_dim x T per layer, with backward.
+#
+# **Here are the two conventions:** `full` counts all T keys (PaLM), `causal` the half that a query
+# may see (Megatron).
+
+
+# %%
+def flops_by_hand(c: GPTConfig, causal: bool = False) -> dict[str, int]:
+    """Part -> FLOPs per token, forward and backward."""
+    heads = c.n_head * c.head_dim
+    groups = c.n_kv_head * c.head_dim
+    matrices = 3 if c.mlp == "swiglu" else 2
+    return {
+        "q, k, v, out": 6 * c.n_layer * c.n_embd * (2 * heads + 2 * groups),
+        "MLP": 6 * c.n_layer * matrices * c.n_embd * c.mlp_hidden,
+        "head": 6 * c.n_embd * c.vocab_size,
+        "scores": 12 * c.n_layer * heads * c.seq_len // (2 if causal else 1),
+    }
+
+
+tiny = GPTConfig(128, 256, 2, 4, 2, 16, 64, mlp_hidden=192)
+models = {name: PRESETS[name].model for name in ("d12", "d20", "d24", "smol-135m", "biatron-345m")}
+models["nanochat d20"] = replace(models["d20"], vocab_size=65_536)
+golden = {  # parameters, FLOPs per token full and causal
+    "d12": (135_266_304, 887_095_296, 773_849_088),
+    "d20": (477_102_080, 3_240_099_840, 2_925_527_040),
+    "d24": (780_140_544, 5_284_823_040, 4_831_838_208),
+    "smol-135m": (134_479_872, 1_231_552_512, 1_019_215_872),
+    "biatron-345m": (345_292_800, 3_581_706_240, 2_826_731_520),
+    "nanochat d20": (560_988_160, 3_491_758_080, 3_177_185_280),
+}
+rows = []
+cost = {}
+differ = []
+for name, config in models.items():
+    config = replace(config, extras=())
+    with torch.device("meta"):  # no weight takes memory
+        model = GPT(config)
+    cost[name] = [sum(flops_by_hand(config, causal).values()) for causal in (False, True)]
+    if cost[name] != [model.flops_per_token(), model.flops_per_token(causal=True)]:
+        differ.append(name)
+    share = 100 * flops_by_hand(config)["scores"] / cost[name][0]
+    rows.append((name, sum(p.numel() for p in model.parameters()), *cost[name], share))
+columns = ["model", "parameters", "full", "causal", "scores % of full"]
+lesson.table(columns, rows, "FLOPs per token")
+lesson.holds(not differ, "for six models model.py counts the FLOPs that were counted by hand")
+found = {row[0]: row[1:4] for row in rows}
+lesson.holds(found == golden, "six models have the parameters and FLOPs of the golden table")
+
+model = GPT(tiny)
+idx = torch.randint(256, (3, 128))
+with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    model(idx, idx).backward()
+by_hand = idx.numel() * sum(flops_by_hand(tiny).values())
+print(f"a small model, 384 tokens: torch counts {counter.get_total_flops():,}, we {by_hand:,}")
+exact = counter.get_total_flops() == by_hand
+lesson.holds(exact, "torch's own counter finds the FLOPs of `full`, to the last one")
+
+# %% [markdown]
+# ## Eight published runs
+# One was disappointing: nanochat's code on *one* H100 printed 17,535 tokens/s, while its author had
+# 134,692 per GPU on eight. But 49.5% MFU in the same line? Its step had eight micro-batches, and
+# the speed was that of one: 65,536 tokens / 3.73735 s.
+
+# %%
+shape = dict(seq_len=4096, vocab_size=256_000, n_layer=96, n_embd=18_432, mlp_hidden=73_728)
+shape |= dict(n_head=96, n_kv_head=8, head_dim=192, mlp="relu2")
+nemotron = GPTConfig(**shape)
+cost["nemotron"] = [sum(flops_by_hand(nemotron, causal).values()) for causal in (False, True)]
+one = 65_536 / 3.73735
+eight = 8 * 65_536 / 3.73735
+lesson.arithmetic((round(one), round(eight)) == (17_535, 140_283), "17,535 tok/s were 140,283")
+runs = [  # run, model, tokens/s, GPUs, MFU % as published
+    ("biatron-345m, Megatron", "biatron-345m", 2_097_152 / 18.703, 1, 32.0),
+    ("nanochat d20, its author", "nanochat d20", 1_075_000, 8, 47.4),
+    ("nanochat d20, one GPU", "nanochat d20", eight, 1, 49.5),
+    ("SmolLM2-135M, Megatron", "smol-135m", 50.3e9 / (2.73 * 86_400), 1, 21.7),
+]
+for gpus, seconds, rows_a_step, said in ((1536, 10.3, 768, 42.4), (3072, 10.3, 1536, 42.3)):
+    runs.append((f"Nemotron-4 340B, {gpus}", "nemotron", rows_a_step * 4096 / seconds, gpus, said))
+runs.append(("Nemotron-4 340B, 6144", "nemotron", 2304 * 4096 / 8.0, 6144, 41.0))
+rows = [
+    (run, speed, gpus, *(100 * mfu(speed, flops, H100, gpus) for flops in cost[model]), said)
+    for run, model, speed, gpus, said in runs
+]
+speed = 57 * 2_097_152 / 2400  # 6 N: this source counts no scores at all
+rows.append(("Transformers, 120M (6 N)", speed, 1, None, 100 * mfu(speed, 720e6, DATASHEET), 3.6))
+columns = ["run", "tokens/s", "GPUs", "full %", "causal %", "published %"]
+lesson.table(columns, rows, "MFU in both conventions, and as published")
+full, causal, said = ([row[i] for row in rows[:7]] for i in (3, 4, 5))
+near = lambda a, b: abs(a - b) < 0.3
+megatron = [near(causal[i], said[i]) and not near(full[i], said[i]) for i in (0, 3)]
+others = [near(full[i], said[i]) and not near(causal[i], said[i]) for i in (1, 2, 4, 5, 6)]
+lesson.holds(all(megatron), "what Megatron published for two models is causal, not full")
+lesson.holds(all(others), "two runs of nanochat, three of Nemotron-4: full, not causal")
+budget = 21_400 * 524_288
+of_nanochat = models["nanochat d20"]
+lesson.arithmetic(budget == 11_219_763_200, "nanochat: 21,400 steps of 524,288 are 11.2B tokens,")
+lesson.arithmetic(round(budget / 560_988_160, 2) == 20, "20 for each of its 560,988,160 weights,")
+flops_in_all = f"{budget * cost['nanochat d20'][0]:.4g}"
+lesson.arithmetic(flops_in_all == "3.918e+19", "3.918e19 FLOPs, as its log says;")
+first = round(math.log(of_nanochat.vocab_size), 4)
+lesson.arithmetic(first == 11.0904, "and its first loss, 11.0904, is ln 65,536: it knows nothing")
+
+# %%
+fig = lesson.figure(7, 2.8)
+ax = fig.subplots()
+for y, (_, _, _, full, causal, said) in enumerate(rows[:4]):
+    ax.plot([causal, full], [y, y], color="silver", lw=3, zorder=0)
+    ax.scatter([causal], [y], color="tab:blue", s=60, label=None if y else "causal")
+    ax.scatter([full], [y], color="tab:orange", s=60, label=None if y else "full")
+    ax.scatter([said], [y], s=200, fc="none", ec="k", label=None if y else "published")
+ax.set_yticks(range(4), [row[0] for row in rows[:4]])
+ax.set(xlabel="MFU, % of an H100's 989 TFLOP/s", ylim=(3.5, -0.5), xlim=(15, 55))
+ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+lesson.save(fig, "21_mfu")
+
+# %% [markdown]
+# ## Trap
+# A table of peaks that is searched by substring reads "RTX A4000" as an A40 and "L40" as an L4, and
+# with infinity for an unknown GPU it prints 0% MFU as if that had been measured.
+
+# %%
+PEAKS = {"A40": 149.7e12, "L40S": 362e12, "L4": 121e12, "H800": 756e12}
+
+
+def by_substring(name: str) -> float:
+    return next((peak for key, peak in PEAKS.items() if key in name), math.inf)
+
+
+wrong = []
+for name, truth in (("RTX A4000", None), ("L40", 181e12), ("H800", 989e12), ("GTX 1080", None)):
+    found = by_substring(f"NVIDIA {name}"), peak_flops(f"NVIDIA {name}")
+    print(f"{name}: by substring {found[0]:.3g} FLOP/s, in flops.py {found[1]}")
+    wrong.append(found[0] != found[1] == truth)
+lesson.holds(all(wrong), "flops.py knows four cards, or that it does not, where a substring errs")
+shown = mfu(1e5, 1e9, by_substring("GTX 1080")), mfu(1e5, 1e9, peak_flops("GTX 1080"))
+lesson.holds(shown == (0, None), "an unknown card has MFU 0 by infinity, and None in flops.py")
+
+# %% [markdown]
+# ## Exercise
+# `exercises/ex21.py`: name the field of a log line that is wrong. `python course/check.py 21`
+
+# %% [markdown]
+# ## Appendix: two tables, audited
+# Speed, FLOP/s and MFU of one row are three numbers with two unknowns: they can disagree. What
+# follows is arithmetic on what the source prints.
+
+# %%
+audit = []
+for _, params, gpu, gpus, tflops, info, speed, said in TABLE_7_1:
+    peak = B200 if gpu == "B200" else FP8 if "FP8" in info else DATASHEET
+    run = f"{params} {gpus} x {gpu} {info[:4]}"
+    per_token = tflops * 1e6 * gpus / speed
+    audit.append((run, said, 100 * tflops * 1e12 / peak, per_token))
+lesson.table(["run", "published %", "MFU %", "MFLOPs/token"], audit, "table 7.1")
+computed = [round(row[2], 2) for row in audit]
+right = [21.78, 21.52, 11.25, 18.52, 43.61, 44.9, 3.62, 12.57]
+lesson.arithmetic(computed == right, "MFU of table 7.1, recomputed from its TFLOP/s")
+small = [round(row[3]) for row in audit if row[0].startswith("89M") and "FP8" not in row[0]]
+lesson.arithmetic(small == [788, 857, 856, 785], "the rows called 89M are not one model")
+ratio = []
+for params, _, _, speed, tflops, said, days in TABLE_7_2:
+    assert abs(tflops * 1e14 / B200 - said) < 0.01 and abs(1e11 / speed / 86_400 - days) < 0.01
+    ratio.append(tflops * 1e12 * 8 / speed / (6 * params * 1e9))
+between = 0.95 < min(ratio) and max(ratio[:-1]) < 1.19 and round(ratio[-1], 2) == 1.93
+lesson.arithmetic(between, "table 7.2: 0.96 to 1.18 times 6 N, but 1.93 times for 58B")
+slow = 57 * 2_097_152 / 2400
+lesson.arithmetic(f"{rows[-1][4]:.2f} {slow:.2f}" == "3.62 49807.36", "120M: 3.62% at 49,807 tok/s")
+lesson.arithmetic(round(100e9 / slow / 86_400, 1) == 23.2, "100B tokens at that speed: 23.2 days")
+lesson.arithmetic(round(2_097_152 / 16.6581) == 125_894, "Megatron's line there: 125,894 tok/s")
+total = 152_000 * 2_097_152  # an upper bound: some steps had 480 rows, as 3, 5, 6 GPUs need
+long_run = round(total / 2_854_434) == 111_674
+lesson.arithmetic(long_run, "152,000 steps in 2,854,434 s: at most 111,674 tok/s")

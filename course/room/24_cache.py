@@ -1,0 +1,239 @@
+# %% [markdown]
+# # 24. A cache of keys and values: write a token without reading the text again
+#
+# **Afterwards** you can add a cache to a model that writes, prove that it changes nothing but
+# rounding, and say what it saves and what memory it takes.
+#
+# **Question.** To write one token, a model reads the whole text. For the next token it reads all of
+# it again, and one token more. What can be kept from one reading to the next, is the result still
+# the same, and what does it save?
+#
+# Source: Shazeer 2019, Fast Transformer Decoding; Pope et al. 2022, Efficiently Scaling Transformer
+# Inference. Core file: `model.py` (`KVCache`, `stream`). Before: lesson 33. Next: lesson 19
+# (duplicates). Takes 10 seconds on two cores.
+
+# %%
+import lesson  # first: it puts the project on the path
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from config import PRESETS, GPTConfig
+from hf.parity import set_unit_weights
+from model import GPT, KVCache, apply_rope, rms_norm
+
+torch.set_num_threads(1)
+L = 4
+H = 4
+G = 2
+D = 32
+C = 128
+HIDDEN = 512
+VOCAB = 256
+LONGEST = 512
+lesson.begin(24, "a cache of keys and values")
+torch.manual_seed(0)
+shape = dict(n_layer=L, n_head=H, n_kv_head=G, head_dim=D, n_embd=C, mlp_hidden=HIDDEN)
+shape |= dict(seq_len=LONGEST, vocab_size=VOCAB, logit_softcap=0)
+model = GPT(GPTConfig(**shape))
+model.init_weights()
+set_unit_weights(model)  # random, but none of them zero
+model.requires_grad_(False)
+
+# %% [markdown]
+# ## What a new token changes
+# In a causal model a position sees itself and the past. So a token that is added at the end changes
+# *no number* at the positions before it. Of them, the new token needs only what it looks at: in
+# every layer, their keys (which it compares its query with) and their values (which it adds up).
+# Keep those two and run the model on the new token alone.
+#
+# Here is the forward pass of `model.py` in one function. The cache takes three lines of it: join
+# the kept keys and values with the new ones, keep the result, and say which positions these are,
+# since the rotation (RoPE, lesson 8) and the mask count from the beginning of the text.
+
+
+# %%
+def forward(ids: Tensor, kept: list | None = None, dtype=torch.float32, fault: str = "") -> Tensor:
+    """ids (T,) -> logits (T, VOCAB). kept: by layer (k, v), each (G, n, D); grows by T positions.
+
+    fault: a mistake to make, for the experiment below."""
+    n = kept[0][0].size(1) if kept else 0  # positions that are kept
+    start = 0 if fault == "positions start at 0 again" else n
+    cos, sin = (table[start : start + len(ids)] for table in (model.cos, model.sin))
+    shift = 0 if fault == "mask aligned at the first key" else n
+    visible = torch.ones(len(ids), n + len(ids)).tril(shift).bool()  # query n + i sees n + i + 1
+    x = rms_norm(model.embed(ids).to(dtype))
+    now = []
+    for layer, block in enumerate(model.blocks):
+        h = rms_norm(x)
+        q, k, v = (getattr(block.attn, name)(h).view(len(ids), -1, D) for name in "qkv")
+        q, k = (apply_rope(rms_norm(part), cos, sin) for part in (q, k))
+        q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # (H, T, D), (G, T, D) twice
+        if kept:
+            k, v = (torch.cat(pair, 1) for pair in zip(kept[layer], (k, v)))  # (G, n + T, D)
+        now.append((k, v) if fault != "keeps the last token alone" else (k[:, -1:], v[:, -1:]))
+        k, v = (part.repeat_interleave(H // G, 0) for part in (k, v))  # (H, n + T, D)
+        scores = (q @ k.mT / D**0.5).masked_fill(~visible, -torch.inf)  # (H, T, n + T)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)  # (T, H D)
+        x = x + block.attn.out(mixed)
+        x = x + block.mlp(rms_norm(x))
+    if kept is not None:
+        kept[:] = now
+    return rms_norm(x) @ model.head.weight.to(dtype).T
+
+
+def in_pieces(ids: Tensor, sizes: list[int], **options) -> Tensor:
+    """The logits of all positions, computed piece after piece with a cache."""
+    kept = []
+    return torch.cat([forward(piece, kept, **options) for piece in ids.split(sizes)])
+
+
+text = torch.randint(VOCAB, (200,))
+whole = forward(text)
+lesson.holds((whole - model(text[None])[0]).abs().max() < 1e-4, "by hand = model.py, to 1e-4")
+changed = text.clone()
+changed[150] = (text[150] + 1) % VOCAB
+same = torch.isclose(forward(changed), whole, rtol=0, atol=1e-6).all(1)
+lesson.holds(same[:150].all() and not same[150:].any(), "another token changes nothing before it")
+
+# %% [markdown]
+# ## The same result?
+# The same sums, but not in the same order: a matmul of one row and a matmul of 200 rows go through
+# different code, and floating-point sums depend on their order in the last bit. How do you tell
+# that from a mistake? **Compute in double precision.** Rounding shrinks by a factor of 2^29, and a
+# mistake stays as large as it is. Three mistakes are planted here.
+
+# %%
+WAYS = {
+    "a prompt of 100, then one by one": ([100] + [1] * 100, ""),
+    "one by one from the start": ([1] * 200, ""),
+    "pieces of 64": ([64, 64, 64, 8], ""),
+    "positions start at 0 again": ([100] + [1] * 100, "positions start at 0 again"),
+    "mask aligned at the first key": ([100] + [1] * 100, "mask aligned at the first key"),
+    "keeps the last token alone": ([100] + [1] * 100, "keeps the last token alone"),
+}
+rows = []
+exact = forward(text, dtype=torch.float64)
+for name, (sizes, fault) in WAYS.items():
+    single = in_pieces(text, sizes, fault=fault)
+    double = in_pieces(text, sizes, fault=fault, dtype=torch.float64)
+    equal = 100 * (single == whole).float().mean().item()
+    far = [(a - b).abs().max().item() for a, b in ((single, whole), (double, exact))]
+    rows.append((name, equal, *far))
+columns = ["computed", "equal bits %", "off, fp32", "off, fp64"]
+lesson.table(columns, rows, "logits with a cache, against one pass over the 200 tokens")
+_, _, single, double = zip(*rows)
+lesson.holds(max(single[:3]) < 1e-4, "in fp32 the right caches differ by less than 1e-4")
+lesson.holds(max(double[:3]) < 1e-11, "in fp64 by less than 1e-11: it was rounding")
+lesson.holds(min(double[3:]) > 0.1, "in fp64 each of the three mistakes is still above 0.1")
+
+prompt = text[:100]
+new = 100
+kept = []
+ids = prompt.tolist()
+for _ in range(new):  # greedy: the likeliest token, as temperature 0 of model.generate
+    ids.append(forward(torch.tensor(ids[-1:] if kept else ids), kept)[-1].argmax().item())
+again = prompt.tolist()
+for _ in range(new):
+    again.append(forward(torch.tensor(again))[-1].argmax().item())
+lesson.holds(ids == again, "100 tokens written with a cache = 100 written without one")
+lesson.holds(
+    ids == model.generate(prompt[None], new, temperature=0)[0].tolist(), "= those of model.generate"
+)
+
+# %% [markdown]
+# ## What it saves, and what it takes
+# The next token after n: without a cache n + 1 positions go through all the matrices, with it one.
+# What is left of the past is attention, which still looks at every key: it grows with n, slowly.
+
+
+# %%
+def flops(n: int, cached: bool) -> int:
+    """Counted FLOPs of the forward pass that follows n - 1 tokens."""
+    ids = torch.randint(VOCAB, (n,))
+    kept = []
+    if cached:
+        forward(ids[:-1], kept)
+        ids = ids[-1:]
+    with FlopCounterMode(display=False) as counter:
+        forward(ids, kept)
+    return counter.get_total_flops()
+
+
+weights = L * (C * D * (2 * H + 2 * G) + 2 * C * HIDDEN) + C * VOCAB  # of the matrices
+lengths = [2**i for i in range(3, 10)]
+counted = [(n, flops(n, False), flops(n, True)) for n in lengths]
+formula = [
+    (n, n * (2 * weights + 4 * L * H * D * n), 2 * weights + 4 * L * H * D * n) for n in lengths
+]
+lesson.holds(counted == formula, "FLOPs of a token: 2 a weight, and 4 L H D for each key it sees")
+lesson.table(
+    ["tokens", "again, MFLOP", "cache, MFLOP", "saved"],
+    [(n, a / 1e6, b / 1e6, f"{a / b:.0f} x") for n, a, b in counted],
+    "the token that makes the text n tokens long",
+)
+start = time.process_time(), in_pieces(text, [1] * 200), time.process_time()
+for n in range(1, 201):
+    forward(text[:n])
+times = start[2] - start[0], time.process_time() - start[2]
+print(f"200 tokens one by one: {times[0]:.2f} s with a cache, {times[1]:.2f} s without")
+
+# %% [markdown]
+# The price is memory: 2 L G D numbers a token, for every text that is being written. Fewer
+# key/value heads (G, lesson 8) make it smaller, which is what they are for.
+
+# %%
+bf16 = torch.bfloat16
+meta = "meta"
+rows = []
+for name in ("tiny", "d12", "smol-135m", "biatron-345m"):
+    config = PRESETS[name].model
+    cache = KVCache(config, 1, config.seq_len, bf16, meta)
+    with torch.device(meta):
+        size = sum(p.numel() * 2 for p in GPT(config).parameters())
+    a_token = (cache.k.nbytes + cache.v.nbytes) // config.seq_len
+    heads = f"{config.n_head} / {config.n_kv_head}"
+    rows.append((name, heads, a_token, size / 1e6, size // a_token))
+columns = ["preset", "H / G", "bytes a token", "weights, MB", "tokens = weights"]
+lesson.table(columns, rows, "the cache in bf16")
+of = [2 * p.n_layer * p.n_kv_head * p.head_dim * 2 for p in (PRESETS[row[0]].model for row in rows)]
+lesson.holds(of == [row[2] for row in rows], "a token takes 2 L G D numbers of the cache")
+
+# %%
+fig = lesson.figure(8, 3.2)
+left, right = fig.subplots(1, 2)
+n, again, cached = zip(*counted)
+left.loglog(n, [x / 1e6 for x in again], "o-", color="crimson", label="the whole text again")
+left.loglog(n, [x / 1e6 for x in cached], "o-", color="tab:blue", label="with a cache")
+left.set(xlabel="tokens of the text", ylabel="MFLOP for the next token", title="work")
+left.legend()
+for name, _, a_token, *_ in rows:
+    config = PRESETS[name].model
+    right.plot([0, 4096], [0, 4096 * a_token / 1e6], label=f"{name}, G = {config.n_kv_head}")
+right.set(xlabel="tokens of the text", ylabel="MB in bf16, per text", title="memory")
+right.legend()
+lesson.save(fig, "24_cache")
+
+# %% [markdown]
+# ## Trap
+# PyTorch's attention has a switch for causal models, `is_causal=True`. It lets query i see the keys
+# 0 to i: it counts queries from *the first key*. The one query of a new token is then query 0, and
+# sees the first token of the text and nothing else. The text still looks like text, and gets worse
+# with every token. `model.py` turns the switch off when there is one query (`attend`).
+
+# %%
+q, k, v = torch.randn(3, 1, H, 50, D)
+last = F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, :, -1:]
+one = q[:, :, -1:]
+same = torch.allclose(F.scaled_dot_product_attention(one, k, v), last, atol=1e-5)
+lesson.holds(same, "one query that sees all 50 keys gets what position 49 got")
+first = F.scaled_dot_product_attention(one, k, v, is_causal=True)
+lesson.holds(torch.allclose(first, v[:, :, :1]), "with is_causal it gets the first value, as it is")
+
+# %% [markdown]
+# ## Exercise
+# `exercises/ex24.py`: a cache that never grows: the last W positions in a ring, for texts of
+# different lengths that are written together. `python course/check.py 24`
