@@ -3,10 +3,10 @@
     bash run.sh course
     python course/render.py [NUMBER ...]
 
-The first page is README.md. Each lesson runs as a notebook in its own kernel, and its page ends
-with the exercise; a lesson that fails ends the program with code 1. With numbers, only those
-lessons run. The figures that README.md shows are copied to course/figures. page.html is the
-template: nbconvert's plain one with a style of its own.
+The first page is README.md, room.html is that of the room. Each lesson runs as a notebook in its
+own kernel, and its page ends with the exercise; a lesson that fails ends the program with code 1.
+With numbers, only those lessons run. The figures that these pages show are written to
+course/figures. page.html is the template: nbconvert's plain one with a style of its own.
 """
 
 import ast
@@ -47,6 +47,13 @@ Write it there, then:
 """
 
 
+def name_of(path: Path) -> str:
+    """Of a page: index for README.md, room for that of the room."""
+    if path.name != "README.md":
+        return path.stem
+    return "index" if path.parent == COURSE else path.parent.name
+
+
 def write(name: str, notebook, folder: Path, **shown) -> None:
     """A notebook -> NAME.html; folder is where its links and pictures begin."""
     from nbconvert import HTMLExporter
@@ -54,7 +61,7 @@ def write(name: str, notebook, folder: Path, **shown) -> None:
 
     def link(found: re.Match) -> str:
         target = (folder / found[1]).resolve()
-        page = PAGES / f"{target.stem}.html"
+        page = PAGES / f"{name_of(target)}.html"
         if target.suffix == ".svg":
             return found[0]  # embedded
         return f"]({page.name if page.exists() else os.path.relpath(target, PAGES)})"
@@ -78,11 +85,13 @@ def write(name: str, notebook, folder: Path, **shown) -> None:
 
 
 def main(argv: list[str]) -> int:
+    import yours
     from nbconvert.preprocessors import CellExecutionError
     from nbformat.v4 import new_markdown_cell, new_notebook
 
     readme = COURSE / "README.md"
-    figures = re.findall(r"\(figures/(\S+)\.svg\)", readme.read_text(encoding="utf-8"))
+    shown = (COURSE / "room/README.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\(\.\./figures/(\S+)\.svg\)", shown)
     numbers = {int(word) for word in argv}
     failed = False
     lessons = lesson.pages()
@@ -101,9 +110,12 @@ def main(argv: list[str]) -> int:
         write(path.stem, notebook, path.parent, before=names[number - 1], after=names[number + 1])
         if path.stem in figures:
             shutil.copy(COURSE / "out" / f"{path.stem}.svg", COURSE / "figures")
-    for path in [*sorted((COURSE / "labs").glob("lab*.md")), readme]:
+    (COURSE / "figures/gpt.svg").write_text(yours.drawing(set(), 513), encoding="utf-8")
+    texts = [COURSE / "idioms.md", *sorted((COURSE / "labs").glob("lab*.md"))]
+    texts += [COURSE / "room/README.md", readme]
+    for path in texts:
         notebook = new_notebook(cells=[new_markdown_cell(path.read_text(encoding="utf-8"))])
-        write("index" if path == readme else path.stem, notebook, path.parent)
+        write(name_of(path), notebook, path.parent)
     return int(failed)
 
 

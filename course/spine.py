@@ -12,12 +12,14 @@ import re
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import lesson
 import numpy as np
 import torch
 import torch.nn.functional as F
+from preparation import stdlib_chats
 
 T = 64
 ROWS = 8
@@ -37,7 +39,10 @@ MOMENTUM = 0.95
 BASE = 100.0  # of the positions' speeds
 ORDER = 6  # of counting
 ALPHA = 64.0  # the best of 16, 32, 64, 128, 256
-PART_S = 60  # processor seconds that one part may take of a run
+PART_S = 60  # processor seconds that one part may take of a run of STEPS
+CHAT_STEPS = 600
+BOS, USER, ASSISTANT, END = range(4)  # of exercise 14: the first ids of a model that chats
+IGNORED = -100
 WORD = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s+(?!\S)|\s+")
 
 
@@ -58,15 +63,17 @@ PARTS = {  # by the number of the lesson
         "the average of the past",
         ("multihead_self_attention",),
     ),
-    5: Spec("GPT", ("initial", "gpt", "generate"), "one look back, no MLP"),
-    7: Spec("the loop", ("train",), ""),
-    9: Spec("tokenizer", ("merge_order", "encode"), "bytes"),
-    11: Spec("packing", ("pack_lengths",), "one long text, cut"),
-    17: Spec("order", ("order",), "rows at random"),
+    5: Spec("GPT", ("initial", "gpt"), "one look back, no MLP"),
+    6: Spec("writing", ("generate",), "always the likeliest"),
+    7: Spec("loop", ("train",), ""),
     8: Spec("positions", ("rotate",), "no positions", ("stretch",)),
+    9: Spec("tokenizer", ("merge_order", "encode"), "bytes"),
+    10: Spec("rate", ("rate",), "a constant rate"),
+    11: Spec("packing", ("pack_lengths",), "one long text, cut"),
     12: Spec("Muon", ("polar", "muon"), "Adam"),
-    25: Spec("rates", ("rate",), "a constant rate", ("best_rate",)),
-    32: Spec("evaluation", ("bits_of_text",), "", ("is_chance", "constant_answer")),
+    13: Spec("evaluation", ("bits_of_text",), ""),
+    14: Spec("chat", ("render", "shifted"), "no answers", ("fit",)),
+    17: Spec("order", ("order",), "rows at random"),
 }
 BOARD = mmap.mmap(-1, 64)  # which part runs: to be read when the process is dead
 
@@ -83,6 +90,7 @@ class Part:
     """A function whose name stands on the board while it runs, and whose time is counted, without
     that of the parts that it calls. An error in one of yours becomes Refused."""
 
+    most_s = PART_S
     running: list["Part"] = []
     last: "Part"  # that returned something
     inner: list[float] = []  # for each that runs, the seconds of those that it called
@@ -106,12 +114,13 @@ class Part:
             spent = time.process_time() - began
             self.seconds += spent - Part.inner.pop()
             Part.running.pop()
+            if Part.inner:
+                Part.inner[-1] += spent
         Part.last = self
         if Part.running:  # after an error the board stays as it is
-            Part.inner[-1] += spent
             post(Part.running[-1].number, Part.running[-1].yours)
-        if self.yours and self.seconds > PART_S:
-            raise Refused(self.number, f"it took more than {PART_S} s of the run")
+        if self.yours and self.seconds > Part.most_s:
+            raise Refused(self.number, f"it took more than {Part.most_s:.0f} s of the run")
         if self.yours and returned is None and self.function.__name__ != "muon":
             raise Refused(self.number, f"{self.function.__name__} returned nothing")
         return returned
@@ -134,13 +143,13 @@ def blamed(part: Part, error: Exception) -> Exception:
 
 # ------------------------------------------------------------------------------ the plain things
 def plain_attention(Q, K, V, mask):
-    """Lesson 3's first rung: the average of the past."""
+    """Lesson 4's first rung: the average of the past."""
     weights = mask.to(V.dtype)
     return weights / weights.sum(-1, keepdim=True) @ V
 
 
 def plain_gpt(ids, weights, heads, attention, turn):
-    """Lesson 3's model: one look back."""
+    """Lesson 4's model: one look back."""
     x = weights["embed"][ids]
     length = ids.size(1)
     q, k, v = ((x @ weights[f"0.{n}"].T).unflatten(-1, (heads, -1)) for n in ("q", "k", "v"))
@@ -152,7 +161,19 @@ def plain_gpt(ids, weights, heads, attention, turn):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
-PLAIN = {"scaled_dot_product_attention": plain_attention, "gpt": plain_gpt}
+def plain_generate(model, prompt, n, length, temperature, top_p, rng):
+    """Lesson 6's first way: the likeliest token, always."""
+    whole = list(prompt)
+    for _ in range(n):
+        whole.append(int(np.argmax(model(whole[-length:])[-1])))
+    return whole[len(prompt) :]
+
+
+PLAIN = {
+    "scaled_dot_product_attention": plain_attention,
+    "gpt": plain_gpt,
+    "generate": plain_generate,
+}
 
 
 # ------------------------------------------------------------- numpy's functions in torch's run
@@ -190,33 +211,25 @@ class Turn(torch.autograd.Function):
 
 
 # --------------------------------------------------------------------------------- text to rows
-class Text:
-    """The training rows and the exam, as the parts make them."""
+class Tokens:
+    """The vocabulary (bytes, what part 9 merges of them, and behind it BOS), there and back."""
 
-    def __init__(self, parts: dict[str, Part], have: set[int]):
-        training, held = (x.astype(np.uint8).tobytes() for x in lesson.exam())
+    def __init__(self, parts: dict[str, Part], merges: list[tuple[bytes, bytes]]):
         self.parts = parts
-        self.have = have
-        self.counting = parts["bits_per_byte"](training, held[1:], ORDER, ALPHA)
+        self.merges = merges
         self.vocabulary = [bytes([byte]) for byte in range(256)]
-        if 9 in have:
-            words = Counter(WORD.findall(training[:MERGES_FROM]))
-            merges = parts["merge_order"](dict(words), MERGES)
-            self.ranks = {pair: i for i, pair in enumerate(merges)}
-            self.words: dict[bytes, list[int]] = {}  # each distinct word is encoded once
-            known = {*self.vocabulary}
-            for a, b in merges:
-                self.vocabulary += [] if a + b in known else [a + b]
-                known.add(a + b)
+        self.ranks = {pair: i for i, pair in enumerate(merges)}
+        self.words: dict[bytes, list[int]] = {}  # each distinct word is encoded once
+        known = {*self.vocabulary}
+        for a, b in merges:
+            self.vocabulary += [] if a + b in known else [a + b]
+            known.add(a + b)
         self.bos = len(self.vocabulary)
         self.ids = {token: i for i, token in enumerate(self.vocabulary)}
         self.sizes = np.array([*map(len, self.vocabulary), 0])  # in bytes; of BOS 0
-        self.rows = self._packed(training) if 11 in have else self._cut(training)
-        self.exam = self._exam(held)
-        self.asked = len(held) - 1
 
     def encode(self, data: bytes) -> np.ndarray:
-        if 9 not in self.have:
+        if not self.merges:
             return np.frombuffer(data, np.uint8).astype(np.int64)
         out = []
         for word in WORD.findall(data):
@@ -224,11 +237,31 @@ class Text:
                 tokens = self.parts["encode"](word, self.ranks)
                 self.words[word] = [self.ids[token] for token in tokens]
             out += self.words[word]
-        return np.array(out)
+        return np.array(out, np.int64)
+
+    def decode(self, ids: list[int]) -> str:
+        return b"".join(self.vocabulary[i] for i in ids if i < self.bos).decode("utf-8", "replace")
+
+
+class Text:
+    """The training rows and the exam, as the parts make them."""
+
+    def __init__(self, parts: dict[str, Part], have: set[str], training: bytes, held: bytes):
+        self.parts = parts
+        self.have = have
+        merges = []
+        if "tokenizer" in have:
+            words = Counter(WORD.findall(training[:MERGES_FROM]))
+            merges = parts["merge_order"](dict(words), MERGES)
+        self.tokens = Tokens(parts, merges)
+        self.bos = self.tokens.bos
+        self.rows = self._packed(training) if "packing" in have else self._cut(training)
+        self.exam = self._exam(held)
+        self.asked = len(held) - 1  # bytes
 
     def _cut(self, training: bytes) -> torch.Tensor:
         """One long text in rows of T + 1; a row begins with the last token of the one before."""
-        stream = torch.from_numpy(self.encode(training))
+        stream = torch.from_numpy(self.tokens.encode(training))
         self.lost = (len(stream) - 1) % T
         return stream.unfold(0, T + 1, T)
 
@@ -240,7 +273,7 @@ class Text:
             size = path.stat().st_size
             data = training[at : at + size]
             if data:
-                documents.append(np.r_[self.bos, self.encode(data)])
+                documents.append(np.r_[self.bos, self.tokens.encode(data)])
             at += size
         rows = []
         for pieces in self.parts["pack_lengths"]([len(d) for d in documents], T + 1):
@@ -254,10 +287,10 @@ class Text:
 
     def _exam(self, held: bytes) -> list[np.ndarray]:
         """The exam in pieces. The token before each is shown and not asked, and BOS before it."""
-        shown = [self.bos] if 11 in self.have else []
-        stream = np.r_[held[0], self.encode(held[1:])]
+        shown = [self.bos] if "packing" in self.have else []
+        stream = np.r_[held[0], self.tokens.encode(held[1:])]
         new = T - len(shown)
-        self.tokens = len(stream) - 1
+        self.targets = len(stream) - 1
         return [
             np.r_[shown, stream[i : i + new + 1]].astype(np.int64)
             for i in range(0, len(stream) - 1, new)
@@ -266,29 +299,29 @@ class Text:
 
 # --------------------------------------------------------------------------------------- the run
 class Run:
-    """A model of these parts, and its training. A number that is not in `have` is plain."""
+    """A model of these parts, and its training. A name that is not in `have` is plain."""
 
-    def __init__(self, parts: dict[str, Part], have: set[int], text: Text, seed: int):
+    def __init__(self, parts, have: set[str], weights: dict, rows: torch.Tensor, seed: int, draw):
         self.parts = parts
         self.have = have
-        self.text = text
+        self.weights = weights
+        self.rows = rows
         self.seed = seed
-        self.draw = torch.Generator().manual_seed(seed)
-        self.weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, self.draw)
-        for weight in self.weights.values():
+        self.draw = draw
+        for weight in weights.values():
             weight.requires_grad_()
         self.speeds = BASE ** (-np.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
         self.seen: set[int] = set()  # numbers of rows
-        self.matrices = [w for name, w in self.weights.items() if "." in name]
+        self.matrices = [w for name, w in weights.items() if "." in name]
         self.averages = [torch.zeros_like(w) for w in self.matrices]
-        groups = [{"params": [self.weights["embed"], self.weights["head"]], "lr": TABLE_LR}]
-        if 12 not in have:
+        groups = [{"params": [weights["embed"], weights["head"]], "lr": TABLE_LR}]
+        if "Muon" not in have:
             groups.append({"params": self.matrices, "lr": ADAM_LR})
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99))
         self.peaks = [group["lr"] for group in groups]
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, heads, width / heads)
-        if 8 not in self.have:
+        if "positions" not in self.have:
             return x
         positions = np.tile(np.arange(x.size(1)), (len(x), 1))
         return Turn.apply(x, positions, self.speeds, self.parts["rotate"])
@@ -301,16 +334,21 @@ class Run:
         return self.vectors(ids) @ self.weights["head"].T
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:  # (B, T + 1) -> their mean
-        x = self.vectors(rows[:, :-1]).flatten(0, 1)
-        y = rows[:, 1:].flatten()
-        if 2 in self.have:
+        return self.loss_of(rows[:, :-1], rows[:, 1:])
+
+    def loss_of(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        learned = targets != IGNORED  # (B, T)
+        x = self.vectors(inputs)[learned]  # (N, width)
+        y = targets[learned]
+        if "gradient" in self.have:
             return Loss.apply(x, self.weights["head"], y, self.parts["factored_gradient"])
         return F.cross_entropy(x @ self.weights["head"].T, y)
 
     def batch(self, step: int) -> torch.Tensor:
-        rows = self.text.rows
+        rows = self.rows
+        self.tell(step)
         places = range(step * ROWS, (step + 1) * ROWS)
-        if 17 in self.have:
+        if "order" in self.have:
             order = self.parts["order"]
             numbers = [order(p, [len(rows)], [1], self.seed, hashed)[1] for p in places]
         else:
@@ -318,12 +356,20 @@ class Run:
         self.seen.update(numbers)
         return rows[numbers]
 
+    def tell(self, step: int) -> None:
+        """In a long run, a line now and then."""
+        if step == 0:
+            self.began = time.perf_counter()
+        elif step % STEPS == 0:
+            left = (time.perf_counter() - self.began) * (self.steps / step - 1)
+            print(f"step {step:,} of {self.steps:,}: {left / 60:.0f} minutes left", flush=True)
+
     def update(self, step: int) -> None:
-        factor = self.parts["rate"](step, self.steps, WARMUP) if 25 in self.have else 1.0
+        factor = self.parts["rate"](step, self.steps, WARMUP) if "rate" in self.have else 1.0
         for group, peak in zip(self.adam.param_groups, self.peaks):
             group["lr"] = peak * factor
         self.adam.step()
-        if 12 in self.have:
+        if "Muon" in self.have:
             muon = self.parts["muon"]
             with torch.no_grad():
                 for W, average in zip(self.matrices, self.averages):
@@ -339,51 +385,106 @@ class Run:
         return self.parts["train"](weights, self.loss, self.batch, self.update, steps, MICRO)
 
     @torch.no_grad()
-    def examine(self) -> float:
+    def examine(self, text: Text) -> float:
         """Bits per byte of the exam. The targets stand for exactly its bytes, whatever the tokens:
         so bytes and tokens compare."""
         nats = []
         sizes = []
-        shown = 2 if 11 in self.have else 1
-        for length in sorted({len(piece) for piece in self.text.exam}):
-            pieces = np.stack([piece for piece in self.text.exam if len(piece) == length])
+        shown = 2 if "packing" in self.have else 1
+        for length in sorted({len(piece) for piece in text.exam}):
+            pieces = np.stack([piece for piece in text.exam if len(piece) == length])
             for some in torch.from_numpy(pieces).split(64):
                 scores = self.scores(some[:, :-1]).flatten(0, 1)
                 loss = F.cross_entropy(scores, some[:, 1:].flatten(), reduction="none")
                 nats.append(loss.view(len(some), -1)[:, shown - 1 :].flatten().numpy())
-                sizes.append(self.text.sizes[some[:, shown:].flatten().numpy()])
-        nats, sizes = np.concatenate(nats), np.concatenate(sizes)
-        assert sizes.sum() == self.text.asked, "the targets are not the exam's bytes"
+                sizes.append(text.tokens.sizes[some[:, shown:].flatten().numpy()])
+        nats = np.concatenate(nats)
+        sizes = np.concatenate(sizes)
+        assert sizes.sum() == text.asked, "the targets are not the exam's bytes"
         return self.parts["bits_of_text"](nats, sizes)
 
     @torch.no_grad()
-    def write(self) -> str:
-        """What the model writes after "def"."""
+    def write(self, prompt: list[int], n: int, seed: int) -> list[int]:
+        """n tokens after a prompt."""
 
         def model(tokens: list[int]) -> np.ndarray:
             return self.scores(torch.tensor([tokens]))[0].double().numpy()
 
-        prompt = [self.text.bos] * (11 in self.have) + self.text.encode(b"\n\ndef ").tolist()
-        rng = random.Random(self.seed)
-        new = self.parts["generate"](model, prompt, 160, T, 0.8, 0.95, rng)
-        written = b"".join(self.text.vocabulary[i] for i in new if i < self.text.bos)
-        return "def " + written.decode("ascii", "replace")
+        return self.parts["generate"](model, prompt, n, T, 0.8, 0.95, random.Random(seed))
+
+
+def written(model: Run, tokens: Tokens, prompt: str, seed: int, n: int = 160) -> str:
+    """A text, and how the model goes on after it."""
+    begin = [tokens.bos] * ("packing" in model.have)
+    ids = tokens.encode(f"\n\n{prompt}".encode()).tolist()
+    return prompt + tokens.decode(model.write(begin + ids, n, seed))
+
+
+class Chat(Run):
+    """A model that learns the answers of conversations: a row is T inputs, then their targets."""
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:  # (B, 2T) -> the mean of what is learned
+        return self.loss_of(*rows.chunk(2, dim=1))
+
+
+def chat(parts: dict[str, Part], have: set[str], kept: dict, seed: int) -> Callable[[str], str]:
+    """Tune a kept model on the first question and answer of each conversation about the library
+    -> what answers a question."""
+    torch.set_num_threads(1)
+    tokens = Tokens(parts, kept["merges"])
+    encode = lambda text: [END + 1 + i for i in tokens.encode(text.encode()).tolist()]
+    rows = []
+    for path in lesson._stdlib():
+        for turns in stdlib_chats.conversations(f"stdlib/{path.name}", path.read_bytes()):
+            said = [(turn["role"], turn["content"]) for turn in turns if turn["role"] != "system"]
+            ids, mask = parts["render"](said[:2], encode)
+            inputs, targets = parts["shifted"](ids, mask, T)
+            if {*targets} != {IGNORED}:  # some of the answer is within T
+                rows.append([*inputs, *targets])
+    draw = torch.Generator().manual_seed(seed)
+    weights = dict(kept["weights"])
+    for name, size in (("embed", 0.8), ("head", 0.001)):  # four new ids begin as lesson 5's do
+        added = size * torch.randn(END + 1, WIDTH, generator=draw)
+        weights[name] = torch.cat([added, weights[name][: tokens.bos]])
+    model = Chat(parts, have, weights, torch.tensor(rows), seed, draw)
+    model.train(CHAT_STEPS)
+
+    def answer(question: str) -> str:
+        ids, _ = parts["render"]([("user", question)], encode)
+        said = model.write(ids, T, seed)
+        said = said[: said.index(END)] if END in said else said
+        return tokens.decode([i - END - 1 for i in said if i > END])
+
+    return answer
 
 
 def hashed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def run(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> dict:
-    """Train and examine -> numbers for the table and the page."""
+def exam() -> tuple[bytes, bytes]:
+    """The training text, and the byte before the exam with the exam, as bytes."""
+    training, held = lesson.exam()
+    return training.astype(np.uint8).tobytes(), held.astype(np.uint8).tobytes()
+
+
+def run(parts: dict[str, Part], have: set[str], steps: int, seed: int) -> dict:
+    """Train and examine -> numbers for the table and the page. The model is kept."""
     torch.set_num_threads(1)
-    text = Text(parts, have)
-    model = Run(parts, have, text, seed)
+    Part.most_s = PART_S * max(1, steps / STEPS)
+    text = Text(parts, have, *exam())
+    draw = torch.Generator().manual_seed(seed)
+    weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, draw)
+    model = Run(parts, have, weights, text.rows, seed, draw)
     losses = model.train(steps)
-    out = {"bits": model.examine(), "counting": text.counting, "sample": model.write()}
+    out = {"bits": model.examine(text), "steps": steps, "kinds": text.bos + 1}
+    keep(model, text, out["bits"], steps)
+    try:
+        out["sample"] = written(model, text.tokens, "def ", seed)
+    except Refused as error:  # the number is there
+        out |= {"sample": "", "failed": error.args}
     out["losses"] = [round(loss, 4) for loss in losses]
-    out["bytes_per_token"] = text.asked / text.tokens
-    out["weights"] = sum(w.numel() for w in model.weights.values())
+    out["bytes_per_token"] = text.asked / text.targets
     out["rows"] = len(text.rows)
     out["lost"] = int(text.lost)
     due = min(steps * ROWS, len(text.rows))  # rows of which each could have been seen once
@@ -392,3 +493,30 @@ def run(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> dict:
     for part in parts.values():
         seconds[part.number] += part.seconds
     return out | {"seconds": {number: round(s, 2) for number, s in seconds.items()}}
+
+
+KEPT = "yours.pt"  # in course/out
+
+
+def keep(model: Run, text: Text, bits: float, steps: int) -> None:
+    kept = dict(bits=bits, steps=steps, have=sorted(model.have))
+    kept["merges"] = [[part.decode("latin-1") for part in pair] for pair in text.tokens.merges]
+    kept["weights"] = {name: weight.detach() for name, weight in model.weights.items()}
+    torch.save(kept, lesson.OUT / KEPT)
+
+
+def last() -> dict | None:
+    """What `keep` kept; None if there is no such model."""
+    path = lesson.OUT / KEPT
+    if not path.exists():
+        return None
+    kept = torch.load(path, weights_only=True)
+    merges = [tuple(part.encode("latin-1") for part in pair) for pair in kept["merges"]]
+    return kept | {"have": {*kept["have"]}, "merges": merges}
+
+
+def loaded(parts: dict[str, Part], have: set[str], kept: dict) -> tuple[Run, Tokens]:
+    """A kept model, to write with."""
+    no_rows = torch.zeros(0, T + 1, dtype=torch.long)
+    model = Run(parts, have, kept["weights"], no_rows, 0, torch.Generator())
+    return model, Tokens(parts, kept["merges"])

@@ -1,5 +1,6 @@
 """The second judge of a part: one call as the run of yours.py makes it, compared with ours."""
 
+import random
 import time
 from collections import Counter
 
@@ -17,7 +18,9 @@ def calls() -> dict[int, tuple]:
     text = bytes(lesson.bytes_of_stdlib(60_000).astype(np.uint8))
     words = dict(Counter(WORD.findall(text)))
     ranks = {(b"i", b"n"): 1, (b"o", b"n"): 0, (b"t", b"i"): 2}
-    q, k, v = torch.randn(3, MICRO, HEADS, T, WIDTH // HEADS, generator=draw).unbind()
+    # as the run has them: heads moved in front of positions, so not contiguous
+    heads = torch.randn(3, MICRO, T, HEADS, WIDTH // HEADS, generator=draw).transpose(2, 3)
+    q, k, v = heads.unbind()
     mask = torch.ones(T, T).tril().bool()
     E = rng.normal(size=(MICRO * T, WIDTH))
     U = rng.normal(size=(WIDTH, 513))
@@ -31,6 +34,9 @@ def calls() -> dict[int, tuple]:
     nats = rng.random(999)
     sizes = rng.integers(0, 4, 999)
     ids = torch.arange(MICRO * T).view(MICRO, T)
+    model = lambda tokens: scores[: len(tokens)]
+    scores = rng.normal(size=(T, 513))
+    turns = [("user", "Is it slow?"), ("assistant", "No.")]
 
     def gpt(part) -> list:
         weights = part.initial(513, WIDTH, BLOCKS, torch.Generator().manual_seed(1))
@@ -53,19 +59,25 @@ def calls() -> dict[int, tuple]:
             part.muon(w, W, average, 0.1, 0.95, lambda G: G.tanh())
         return [w, average, np.linalg.svd(part.polar(G), compute_uv=False) > 0.85]
 
+    def conversation(part) -> list:
+        ids, mask = part.render(turns, lambda text: [9 + len(word) for word in text.split()])
+        return [*ids, *mask, *part.shifted(ids, mask, T)]
+
     return {
         1: (lambda part: part.bits_per_byte(text[:50_000], text[50_000:50_500], 4, 8.0), 20),
         2: (lambda part: part.factored_gradient(E, U, places, targets), 2400),
         4: (lambda part: part.scaled_dot_product_attention(q, k, v, mask), 7200),
         5: (gpt, 2400),
+        6: (lambda part: part.generate(model, [1, 2], 40, T, 0.8, 0.95, random.Random(0)), 4),
         7: (loop, 1),
         9: (lambda part: [part.merge_order(words, 20), part.encode(b" information", ranks)], 20),
         11: (lambda part: len(part.pack_lengths([9000, 70, 5, 12_000] * 11, T + 1)), 8),
+        14: (conversation, 2500),
         17: (lambda part: [len({part.order(p, [60], [1], 0, hashed) for p in range(60)})], 160),
         8: (lambda part: [part.rotate(x, p, speeds) for p in (positions, -positions)], 7200),
         12: (muon, 14_400),
-        25: (lambda part: [part.rate(step, 800, 20) for step in range(800)], 1),
-        32: (lambda part: part.bits_of_text(nats, sizes), 1),
+        10: (lambda part: [part.rate(step, 800, 20) for step in range(800)], 1),
+        13: (lambda part: part.bits_of_text(nats, sizes), 1),
     }
 
 
@@ -89,7 +101,7 @@ def trial(number: int, yours, ours) -> str | None:
         began = time.process_time()
         try:
             # numpy's parts are called inside of autograd.Functions, where torch records nothing
-            with judging.limit(20, 60), torch.set_grad_enabled(number == 5):
+            with judging.limit(20, 60), torch.set_grad_enabled(number == 7):
                 results.append(flat(call(part)))
         except judging.TooLong:
             return "its trial did not end within 20 s"

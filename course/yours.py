@@ -2,10 +2,14 @@
 
     python course/yours.py                  what you have not solved is the plain thing it replaces
     python course/yours.py --fill ours      ... is the reference: your parts in our trainer
-    python course/yours.py --only 1,3       as if you had solved these alone
+    python course/yours.py --only 1,4       as if you had solved these alone
+    python course/yours.py --steps 12000    a longer run, of ten minutes or more
+    python course/yours.py --prompt "def "  the last model writes on
+    python course/yours.py --chat           it learns to answer: then a question on each line
 
 The number is bits per byte on the exam of lesson 1 (lower is better). A part is yours if its judge
-accepts it (check.py), and its trial (trial.py). The page is course/out/yours.html.
+accepts it (check.py), and its trial (trial.py). The page is course/out/yours.html; the last model
+is kept in course/out/yours.pt.
 Exit codes: 0, or 1 if a part of yours is refused or fails, 2 for a wrong option.
 """
 
@@ -15,7 +19,9 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,37 +29,45 @@ import judging
 import lesson
 import numpy as np
 import torch  # noqa: F401  once, before the children are made
-from jinja2 import Environment, FileSystemLoader
-from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, post, run
+import spine
+from jinja2 import Environment, FileSystemLoader, Template
+from markupsafe import Markup
+from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, post
 from trial import trial
 
-RUN_S = 150  # of processor; a run ends at twice that
+RUN_S = 150  # of processor, for STEPS; a run ends at twice that
 RUN_WALL_S = 1800  # in all; likewise
 SAME = 0.03  # bits per byte: two right versions of one part may differ so much
 
 
-def judged(number: int, path: Path) -> str | None:
-    """None if judge and trial accept the file, else what they say; remembered by its bytes."""
-    exercise = lesson.COURSE / f"exercises/ex{number:02d}.py"
-    inputs = [
-        path,
-        exercise,
-        *(lesson.COURSE / f"{name}.py" for name in ("trial", "spine", "check")),
-    ]
-    key = hashlib.sha256(b"".join(p.read_bytes() for p in inputs)).hexdigest()
+def remembered(name: str, files: list[Path], find: Callable):
+    """What find() gave, in this Python, when the files had these bytes."""
+    contents = [name, sys.version, *(file.read_text(encoding="utf-8") for file in files)]
+    key = hashlib.sha256("\0".join(contents).encode()).hexdigest()
     memory = lesson.OUT / "yours.json"
     known = json.loads(memory.read_text()) if memory.exists() else {}
     if key not in known:
+        known[key] = find()
+        memory.write_text(json.dumps(known))
+    return known[key]
+
+
+def judged(number: int, path: Path) -> str | None:
+    """None if judge and trial accept the file, else what they say."""
+    exercise = lesson.COURSE / f"exercises/ex{number:02d}.py"
+
+    def find() -> str | None:
         said = judging.apart(path, lambda path: by_judge(exercise, path))
         rest = [f"not begun: write {name} too" for name in PARTS[number].later]
         if said is None or said.startswith(tuple(rest)):  # what the run calls is accepted
             said = judging.apart(path, lambda path: by_trial(number, path))
-            said = said and f"accepted by check.py {number}, but {said}"
-        elif not said.startswith("not begun"):
-            said = f"python course/check.py {number}: {said}"
-        known[key] = said
-        memory.write_text(json.dumps(known))
-    return known[key]
+            return said and f"accepted by check.py {number}, but {said}"
+        if said.startswith("not begun"):
+            return said
+        return f"python course/check.py {number}: {said}"
+
+    programs = [lesson.COURSE / f"{name}.py" for name in ("trial", "spine", "judging")]
+    return remembered("judged", [path, exercise, *programs], find)
 
 
 def by_judge(exercise: Path, path: Path) -> str | None:
@@ -73,15 +87,18 @@ def reference(number: int):
     return judging.load(lesson.COURSE / f"solutions/ex{number:02d}.py")
 
 
-def collect(folder: Path, only: set[int], fill: str) -> tuple[dict[str, Part], list[dict]]:
-    """-> the functions of the run by name; a row for each part."""
+def collect(
+    folder: Path, only: set[int], fill: str, have: set[str] | None = None
+) -> tuple[dict[str, Part], list[dict]]:
+    """-> the functions of the run by name; a row for each part. have: what a kept model has."""
     parts = {}
     rows = []
     for number, spec in PARTS.items():
         path = folder / f"ex{number:02d}.py"
         said = judged(number, path) if number in only else "not begun"
         yours = said is None
-        plain = said is not None and fill == "plain" and bool(spec.plain)
+        plain = spec.name not in have if have else not yours and fill == "plain"
+        plain = plain and bool(spec.plain)
         owner = judging.load(path) if yours else reference(number)
         for name in spec.functions:
             function = PLAIN.get(name, getattr(owner, name)) if plain else getattr(owner, name)
@@ -91,21 +108,41 @@ def collect(folder: Path, only: set[int], fill: str) -> tuple[dict[str, Part], l
     return parts, rows
 
 
-def guarded(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> dict | str:
+def counting(parts: dict[str, Part], folder: Path) -> float:
+    """Bits per byte of part 1 on the exam: the line to get under."""
+    part = parts["bits_per_byte"]
+    source = (folder if part.yours else lesson.COURSE / "solutions") / "ex01.py"
+    training, held = spine.exam()
+    find = lambda: part(training, held[1:], spine.ORDER, spine.ALPHA)
+    return remembered("counting", [source], find)
+
+
+def guarded(
+    parts: dict[str, Part], have: set[str], steps: int, seed: int, folder: Path
+) -> dict | str:
     """The run, in a child -> its numbers, or in which part it ended and why."""
     result = lesson.OUT / "yours_run.json"
     result.unlink(missing_ok=True)
     BOARD[:] = b" " * 64
+    times = max(1, steps / STEPS)
+    limits = (times * RUN_S, times * RUN_WALL_S)
 
     def child(_: Path) -> str | None:
         try:
-            with judging.limit(RUN_S, RUN_WALL_S):
-                result.write_text(json.dumps(run(parts, have, steps, seed)))
+            with judging.limit(*limits):
+                line = counting(parts, folder)
+                out = spine.run(parts, have, steps, seed) | {"counting": line}
+                result.write_text(json.dumps(out))
         except Refused as error:
             post(error.args[0], True)
             return f"{error.args[1]}"
         except judging.TooLong as late:
-            return f"{late}"
+            slow = max(parts.values(), key=lambda part: part.seconds)
+            if slow.seconds > Part.most_s:
+                post(slow.number, slow.yours)
+                return f"a timeout, {late}, of which this part took {slow.seconds:.0f}"
+            BOARD[:] = b" " * 64  # nobody's fault
+            return f"a timeout: {late}, the limit for {steps:,} steps; is the machine busy?"
         except Exception as error:  # in what joins the parts, outside of all
             if not Part.last.yours:
                 raise
@@ -113,10 +150,10 @@ def guarded(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> di
             return f"what it returned cannot be used: {type(error).__name__}: {error}"
         return None
 
-    said = judging.apart(Path(__file__), child, RUN_S, RUN_WALL_S)
+    said = judging.apart(Path(__file__), child, *limits)
     if result.exists():
         return json.loads(result.read_text())
-    if said is None or said.startswith("the program ended") or said.startswith("no end"):
+    if said is None or said.startswith("the program ended"):
         said = "the process was killed, or ended itself there"
     number, yours = on_board()
     if not number:
@@ -136,6 +173,10 @@ def whose(row: dict) -> str:
     return "yours" if row["yours"] else spec.plain if row["plain"] else "ours"
 
 
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, lesson.WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
 def show(rows: list[dict], out: dict, began: float) -> None:
     seconds = {int(number): s for number, s in out["seconds"].items()}
     cells = [
@@ -146,19 +187,25 @@ def show(rows: list[dict], out: dict, began: float) -> None:
     lesson.table(["lesson", "part", "in this run", "CPU s"], cells, title)
     for row in rows:
         if row["refused"]:
-            print(f"  {row['number']} is refused: {row['refused'][:400]}")
+            print(wrapped(f"{row['number']} is refused: {row['refused'][:400]}"))
     print(f"rows of {out['rows']:,}: {out['lost']:,} tokens in none; {out['unseen']:,} passed over")
     print(f"counting, as in part 1: {out['counting']:.3f} bits per byte: the line to get under")
     print(f"your trainer:           {out['bits']:.3f} bits per byte, to about {SAME}")
+    if "failed" in out:
+        number, said = out["failed"]
+        print(wrapped(f"it did not write, as part {number} failed: {said}"))
     written = [line for line in out["sample"].splitlines() if line.strip()][:2] or [""]
     print(f"it writes: {' / '.join(written)[:68]!r}")
-    print(f"that took {time.perf_counter() - began:.0f} s")
+    print(f"that took {time.perf_counter() - began:.0f} s; the model is kept: --prompt, --chat")
 
 
 def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
-    """Add a run to the history, if other parts are yours than in the one before -> the history."""
+    """Add a run to the history, if other parts are yours than in the one before and it is as long
+    as all -> the history."""
     log = lesson.OUT / "yours_history.json"
     past = json.loads(log.read_text()) if log.exists() else []
+    if past and out["steps"] != STEPS:
+        return past
     numbers = [row["number"] for row in rows if row["yours"]]
     files = b"".join((folder / f"ex{number:02d}.py").read_bytes() for number in numbers)
     entry = {"key": hashlib.sha256(files).hexdigest(), "parts": numbers}
@@ -169,7 +216,7 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
 
 
 def page(rows: list[dict], out: dict, past: list[dict]) -> None:
-    """course/out/yours.html: the curve of all runs, two samples, what is left."""
+    """course/out/yours.html: the model, the curve of all runs, two samples, what is left."""
     known = [out["counting"], *(one["bits"] for one in past)]
     low = math.floor(2 * min(known)) / 2
     top = math.ceil(2 * max(known)) / 2
@@ -191,11 +238,25 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     table = [row | dict(name=PARTS[row["number"]].name, whose=whose(row)) for row in rows]
     for row in table:
         row["lesson"] = lesson.pages()[row["number"] - 1].relative_to(lesson.COURSE)
+    mine = {PARTS[row["number"]].name for row in rows if row["yours"]}
     shown = dict(points=points, lines=lines, count_y=y(out["counting"]))
-    env = Environment(loader=FileSystemLoader(lesson.COURSE), autoescape=True)
-    html = env.get_template("yours.html").render(rows=table, out=out, past=past, **shown)
+    shown["gpt"] = drawing(mine, out["kinds"])
+    html = template("yours.html").render(rows=table, out=out, past=past, steps=STEPS, **shown)
     (lesson.OUT / "yours.html").write_text(html, encoding="utf-8")
     print("page: course/out/yours.html")
+
+
+def template(name: str) -> Template:
+    env = Environment(loader=FileSystemLoader(lesson.COURSE), autoescape=True)
+    return env.get_template(name)
+
+
+def drawing(lit: set[str], kinds: int) -> Markup:
+    """The GPT, which reads so many kinds of ids, and what is around it, in boxes with their shapes;
+    lit are the parts that are yours."""
+    shown = dict(V=kinds, D=spine.WIDTH, T=spine.T, blocks=spine.BLOCKS)
+    shown |= dict(heads=spine.HEADS, rows=spine.ROWS)
+    return Markup(template("gpt.svg").render(lit=lit, **shown))
 
 
 def numbers_of(text: str) -> set[int]:
@@ -211,30 +272,64 @@ def numbers_of(text: str) -> set[int]:
     return found
 
 
+def speak(args: argparse.Namespace) -> int:
+    """--prompt and --chat: the last model, with the parts that it was trained with."""
+    kept = spine.last()
+    if kept is None:
+        print("there is no model yet: train one first, python course/yours.py", file=sys.stderr)
+        return 2
+    writes = 6 in args.only and judged(6, args.folder / "ex06.py") is None  # not of the training
+    have = kept["have"] - {"writing"} | {"chat"} | ({"writing"} if writes else set())
+    parts, _ = collect(args.folder, args.only, args.fill, have)
+    print(f"a model of {kept['steps']:,} steps, {kept['bits']:.3f} bits per byte", flush=True)
+    if args.prompt is not None:
+        print(spine.written(*spine.loaded(parts, have, kept), args.prompt, args.seed))
+        return 0
+    print("it learns to answer: about half a minute", flush=True)
+    answer = spine.chat(parts, have, kept, args.seed)
+    print("a question, as in: Which arguments does open(file, mode) take? (Ctrl-D ends)")
+    for line in sys.stdin:
+        if line.strip():
+            print(f"  {answer(line.strip())}", flush=True)
+    return 0
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--only", type=numbers_of, default={*PARTS}, help="as in 1,2,3: these parts"
+        "--only", type=numbers_of, default={*PARTS}, help="as in 1,2,4: these parts"
     )
     parser.add_argument("--fill", default="plain", choices=["plain", "ours"])
     parser.add_argument("--folder", type=Path, default=lesson.COURSE / "exercises")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt", help="the last model writes on after this text")
+    parser.add_argument("--chat", action="store_true", help="the last model learns to answer")
     args = parser.parse_args(argv)
+    if args.steps < 1:
+        parser.error(f"--steps {args.steps}: at least 1")
     began = time.perf_counter()
     lesson.OUT.mkdir(exist_ok=True)
+    if args.chat or args.prompt is not None:
+        return speak(args)
     parts, rows = collect(args.folder, args.only, args.fill)
-    print(f"training, {args.steps:,} steps: about a minute", flush=True)
-    have = {row["number"] for row in rows if not row["plain"]}
-    out = guarded(parts, have, args.steps, args.seed)
+    minutes = math.ceil(args.steps / STEPS)
+    print(f"training, {args.steps:,} steps: about {minutes} min", flush=True)
+    have = {PARTS[row["number"]].name for row in rows if not row["plain"]}
+    out = guarded(parts, have, args.steps, args.seed, args.folder)
     if isinstance(out, str):
-        print(out)
+        print(wrapped(out))
         return 1
     show(rows, out, began)
-    if args.fill == "plain" and args.steps == STEPS:
+    if args.fill == "plain" and args.steps >= STEPS:
         page(rows, out, remember(rows, out, args.folder))
-    return int(any(row["refused"] for row in rows))
+    return int("failed" in out or any(row["refused"] for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Refused as error:  # in --prompt or --chat
+        sys.exit(f"part {error.args[0]} failed: {error.args[1]}")

@@ -217,14 +217,19 @@ def test_each_lesson_has_its_parts():
     assert judging.EXERCISES == [int(name[:2]) for name in NAMES]
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README.pt.md"])
-def test_the_first_page_lists_the_lessons_and_labs(readme):
-    text = (COURSE / readme).read_text()
-    linked = re.findall(r"^\| (\d+) \| \[[^]]+\]\((\d\d)_", text, re.MULTILINE)
-    assert linked == [(str(int(path.stem[:2])), path.stem[:2]) for path in LESSONS]
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert not [link for link in links if not (COURSE / link).exists()]
-    assert {f"labs/lab{number}.md" for number in judge.LABS} <= {*links}
+@pytest.mark.parametrize("pages", ["README.md room/README.md", "README.pt.md"])
+def test_the_first_pages_list_the_lessons_and_labs(pages):
+    linked = []
+    for page in (COURSE / name for name in pages.split()):
+        text = page.read_text(encoding="utf-8")
+        links = [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", text)]
+        assert not [link for link in links if not link.exists()]
+        listed = re.findall(r"^\| (\d+) \| \[[^]]+\]\((?:room/)?(\d\d)_", text, re.MULTILINE)
+        assert all(int(number) == int(file) for number, file in listed)
+        linked += [int(number) for number, _ in listed]
+        if page.parent == COURSE:
+            assert {COURSE / f"labs/lab{number}.md" for number in judge.LABS} <= {*links}
+    assert linked == [int(path.stem[:2]) for path in LESSONS]
 
 
 # ---------------------------------------------------- what lessons build is what the project has
