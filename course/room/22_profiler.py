@@ -1,21 +1,28 @@
 # %% [markdown]
-# # 22. Profiler: memory over a step
+# # 22. Profiler: where time and memory go
 #
-# **Afterwards** you can predict what a training step holds in memory at each moment, and check it.
+# **Question.** What does the time of an elementwise line consist of? What is in memory when, and
+# what does forgetting cost?
 #
-# **Question.** What is in memory when, and what does forgetting cost?
+# **Afterwards** you can say, before you compile a few lines, whether that will make them faster;
+# and predict what a training step holds in memory at each moment.
 #
-# Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "The Ultra-Scale Playbook: Training LLMs
-# on GPU Clusters." (four kinds of memory, and an odd first step), "Teste de Memory profile",
-# "Nemotron-4 340B Technical Report (Aug, 2024)" (no recomputation, says its file of settings;
-# Megatron-LM's paper, quoted there, has it after every layer). Core file:
-# `instruments/run/profiler.py`. Before: lesson 21. Next: lesson 25. Takes 12 seconds on two cores.
+# Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Anotações da Semana 6" (an ELU with and
+# without torch.compile), "The Ultra-Scale Playbook: Training LLMs on GPU Clusters." (four kinds of
+# memory, and an odd first step), "Teste de Memory profile", "Nemotron-4 340B Technical Report (Aug,
+# 2024)" (no recomputation, says its file of settings; Megatron-LM's paper, quoted there, has it
+# after every layer); *NfNN*, "1.1.6 Capacidade de fusão de kernel". Core files: `model.py`,
+# `ReluSquared`; `instruments/run/profiler.py`. Before: lesson 21. Next: lesson 23.
+# Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
 import gzip
 import json
 import os
+import resource
+import time
+import timeit
 import weakref
 
 import numpy as np
@@ -34,7 +41,110 @@ CONFIG = GPTConfig(256, 256, 6, 2, 2, 64, 128, mlp_hidden=512)  # 6 layers, 2 he
 lesson.begin(22, "profiler")
 
 # %% [markdown]
-# ## A ledger
+# ## Time: the four costs of a line
+# A line such as `x * 1.5` hardly computes. Every line of ordinary (*eager*) code is a **call**:
+# Python asks torch, torch picks a loop for the dtype, and the loop runs. It reads its arguments
+# from **memory** and writes its result there. The result needs a place: a large one gets **new
+# pages** from the operating system, which fills them with zeros first. And in between there is the
+# **arithmetic**. The last column below says which of the four dominates a row.
+
+
+# %%
+def ns(f, *args) -> float:
+    """Nanoseconds of CPU time for each number of the first argument, the best of eight tries."""
+    n = args[0].numel()
+    calls = max(1, 50_000 // n)
+    timer = time.process_time_ns
+    return min(timeit.repeat(lambda: f(*args), timer=timer, number=calls, repeat=8)) / calls / n
+
+
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt  # pages that were fetched
+small, x, huge = (torch.randn(n) for n in (1000, 1_000_000, 16_000_000))
+old = torch.zeros_like(huge)  # memory that is already there
+triple = lambda x: x * 1.5
+work = [
+    ("x * 1.5", triple, small, "the call"),
+    ("x * 1.5", triple, x, "memory"),
+    ("copy x", torch.clone, x, "memory"),
+    ("tanh(x)", torch.tanh, x, "arithmetic"),
+    ("x * 1.5, out=old", lambda x: torch.mul(x, 1.5, out=old), huge, "memory"),
+    ("x * 1.5", triple, huge, "new pages"),
+]
+rows = []
+for name, f, argument, mostly in work:
+    each = ns(f, argument)
+    before = faults()
+    f(argument)
+    rows.append((name, argument.numel(), each, faults() - before, mostly))
+lesson.table(["line", "numbers", "ns each", "new pages", "mostly"], rows, "what a line costs")
+_, _, each, pages, _ = zip(*rows)
+lesson.timed(each[0] > 3 * each[1], "a number costs 3 times more among 1,000 than in a million")
+lesson.timed(each[1] < 3 * each[2], "a million multiplications cost about as much as copies")
+lesson.holds(pages[5] > 10 + pages[4], "64 MB of results are new pages, unless memory is given")
+
+# %% [markdown]
+# ## What fusing takes off
+# `torch.compile` writes one loop for all lines: each number is read once, goes through every
+# operation in a register, and is written once. That leaves one call, one pass over memory, one
+# result. The arithmetic stays. So fusing a chain of k operations should make it k times faster if
+# they are cheap and gain little if they are dear, **though it saves the same bytes in both cases**:
+# an eager chain reads and writes 8 k bytes for each number, a fused one 8.
+
+
+# %%
+def chain(operation, k: int):
+    def f(x):
+        for _ in range(k):
+            x = operation(x)
+        return x
+
+    return f
+
+
+elu = lambda x: torch.where(x > 0, x, torch.exp(x) - 1)
+work = [
+    ("1 of x * 1.5", triple, x, 8),
+    ("8 of x * 1.5", chain(triple, 8), x, 64),
+    ("1 of tanh", torch.tanh, x, 8),
+    ("8 of tanh", chain(torch.tanh, 8), x, 64),
+    ("an ELU", elu, x, 34),
+    ("1 of x * 1.5, small", triple, small, 8),
+]
+try:  # it needs a C++ compiler and Python's headers
+    torch.compile(triple, dynamic=False)(x)
+    compiles = True
+except Exception as error:
+    compiles = False
+    print(f"torch.compile does not work here ({type(error).__name__}): no fused times")
+times = []
+for name, f, argument, moved in work:
+    eager = ns(f, argument)
+    fused = None
+    if compiles:
+        torch._dynamo.reset()
+        fused = ns(torch.compile(f, dynamic=False, fullgraph=True), argument)
+    gain = eager / fused if fused else None
+    times.append((name, moved / 8, eager, fused, gain))
+columns = ["work", "bytes saved", "ns eager", "ns fused", "time saved"]
+lesson.table(columns, times, "one of a million numbers (small: a thousand); saved: eager / fused")
+if compiles:
+    gain = [row[4] for row in times]
+    lesson.timed(gain[1] > 1.5 * gain[3], "for the same bytes multiplications gain more than tanh")
+    lesson.timed(gain[5] < 1, "on 1,000 numbers, one compiled line is slower")
+
+# %% [markdown]
+# The bytes do not predict the ELU: 34 eager, 8 fused, and it gains about ten times or more on the
+# machine that printed this course's pages (AVX-512, torch 2.13). There the eager loop of `where`
+# decides for each number by a jump. A processor guesses jumps; of random signs it gets half wrong. The
+# fused loop computes both sides and picks without a jump. **So fusing saves calls, passes over
+# memory and pages; what a compiler gains or loses beyond these is the quality of its loop, and only
+# a measurement tells.** It also leaves what backward needs: `F.relu(x).square()` keeps x beside its
+# result, fused or not. So `ReluSquared` computes its slope from the result, which the next matmul
+# keeps anyway. That is memory, the other half of the question. (And compiled code is made for a
+# shape. With `dynamic=False` each new shape compiles again, and after eight torch gives up: the
+# rest runs eager, and all you see is a warning in the log.)
+#
+# ## Memory: a ledger
 # Weights, gradients, the optimizer's moments, and the activations: what forward leaves behind for
 # backward. Autograd lets us watch the last: it hands each tensor that it keeps to a hook, and
 # drops what the hook returned as soon as backward is done with it.
@@ -80,7 +190,7 @@ class Ledger:
         weights = list(self.model.parameters())
         state = [t for s in self.optimizer.state.values() for t in s.values() if t.ndim]
         grads = [p.grad for p in weights if p.grad is not None]
-        kinds = [sum(t.nbytes for t in kind) for kind in (weights, grads, state)]
+        kinds = [sum(t.nbytes for t in kind) for kind in (weights, state, grads)]
         kinds += [self.activations()]
         self.lines.append((moment, *kinds, sum(kinds)))
 
@@ -114,11 +224,11 @@ def two_steps(set_to_none: bool = True) -> list[tuple]:
 
 
 lines = two_steps()
-columns = ["moment", "weights", "gradients", "moments", "activations", "sum"]
+columns = ["moment", "weights", "moments", "gradients", "activations", "sum"]
 rows = [(line[0], *(n / 1e6 for n in line[1:])) for line in lines]
 lesson.table(columns, rows[:6], "MB, step 1")
 lesson.table(columns, rows[6:], "MB, step 2")
-weights, gradients, moments, activations, total = zip(*(line[1:] for line in lines))
+weights, moments, gradients, activations, total = zip(*(line[1:] for line in lines))
 late = set(moments[:5]) == {0} and moments[5] == 2 * weights[0]
 lesson.holds(late, "AdamW's moments take nothing until its first step, then twice the weights")
 rising = gradients[2] < gradients[3] < gradients[4]
@@ -136,12 +246,10 @@ lesson.holds(max(total[6:]) == 3 * W + A, "step 2 holds W + 2 W moments + A, mor
 
 # %%
 def one_step(recompute: bool) -> tuple:
-    """-> bytes kept, forward calls per block, FLOPs, gradients."""
+    """-> bytes kept, FLOPs, gradients."""
     model = new_model()
-    calls = []
-    for block in model.blocks:
-        block.mlp.register_forward_pre_hook(lambda module, args: calls.append(module))
-        if recompute:
+    if recompute:
+        for block in model.blocks:
             inner = block.forward
             block.forward = lambda *a, f=inner: checkpoint(f, *a, use_reentrant=False)
     ledger = Ledger(model, torch.optim.AdamW(model.parameters()))
@@ -151,15 +259,14 @@ def one_step(recompute: bool) -> tuple:
         kept = ledger.activations()
         loss.backward()
     grads = [p.grad for p in model.parameters()]
-    return kept, len(calls) / len(model.blocks), flops.get_total_flops(), grads
+    return kept, flops.get_total_flops(), grads
 
 
 ways = {"keep all": one_step(False), "recompute": one_step(True)}
-rows = [(name, kept / 1e6, calls, flops / 1e9) for name, (kept, calls, flops, _) in ways.items()]
-lesson.table(["way", "MB kept", "forward calls", "GFLOP"], rows, "one step, forward and backward")
-(kept, calls, flops, grads), (less, twice, more, same) = ways.values()
+rows = [(name, kept / 1e6, flops / 1e9) for name, (kept, flops, _) in ways.items()]
+lesson.table(["way", "MB kept", "GFLOP"], rows, "one step, forward and backward")
+(kept, flops, grads), (less, more, same) = ways.values()
 lesson.holds(less < kept / 5, "recomputing keeps a fifth or less of the activations")
-lesson.holds((calls, twice) == (1, 2), "recomputing runs each block's forward twice")
 lesson.holds(1.1 < more / flops < 4 / 3, "recomputing costs more FLOPs, but less than a third more")
 lesson.holds(all(map(torch.equal, grads, same)), "recomputed or kept, the gradients are equal bits")
 
@@ -171,7 +278,7 @@ lesson.holds(all(map(torch.equal, grads, same)), "recomputed or kept, the gradie
 # ## The ledger against the profiler
 # The ledger knows six moments. PyTorch's profiler sees every allocation, and the time of every
 # operator. `train.py --profile` prints its table, regions first, and writes a trace to open in
-# https://ui.perfetto.dev (this lesson's is out/18_trace.json.gz). It counts from the profiled step
+# https://ui.perfetto.dev (this lesson's is out/22_trace.json.gz). It counts from the profiled step
 # on, so weights and moments, which were there before, are not in its sum.
 
 # %%
@@ -190,45 +297,47 @@ def step() -> None:
 step()  # the first one makes the moments
 with profile(profile_memory=True) as profiled:
     step()
-TRACE = lesson.OUT / "18_trace.json.gz"
+TRACE = lesson.OUT / "22_trace.json.gz"
 profiled.export_chrome_trace(str(TRACE))
 events = json.loads(gzip.decompress(TRACE.read_bytes()))["traceEvents"]
 table = profiled.key_averages().table("self_cpu_time_total", 6, max_name_column_width=32)
 print("\n".join(line[:74] for line in table.splitlines()))  # its first columns
 forward = next(e for e in events if e["name"] == "forward" and e.get("dur"))
-memory = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0]
+memory = [e for e in events if e["name"] == "[memory]"]
 memory = [(e["ts"], e["args"]["Total Allocated"]) for e in memory]  # microseconds, bytes
-done = [b for t, b in memory if t <= forward["ts"] + forward["dur"]][-1]
+end = forward["ts"] + forward["dur"]
+done = [b for t, b in memory if t <= end][-1]
 peak_at, peak = max(memory, key=lambda m: m[1])
-around = [e for e in events if e.get("cat") == "cpu_op" and 0 <= peak_at - e["ts"] <= e["dur"]]
-inner = " in ".join(e["name"].split(": ")[-1] for e in sorted(around, key=lambda e: e["dur"])[:2])
 rows = [("forward done", A / 1e6, done / 1e6), ("most at one time", A / 1e6, peak / 1e6)]
 lesson.table(["moment", "ledger", "profiler"], rows, "MB beside weights and moments")
-print(f"the profiler's peak is in {inner}")
 lesson.holds(0.95 < done / A < 1.05, "after forward, ledger and profiler differ by less than 5%")
-later = peak_at > forward["ts"] + forward["dur"]
-lesson.holds(later and peak > A, "the true peak comes later, in backward, and is higher")
+lesson.holds(peak_at > end and peak > A, "the true peak comes later, in backward, and is higher")
 
 # %% [markdown]
 # Backward begins with all activations in memory, and each of its operations needs room for its own
 # results before it frees what it has used. So the sums of the ledger are a lower bound, and the
-# **temporaries** of one operation come on top: here 3 MB. (The logits of 16 rows of 2,048 tokens
+# **temporaries** of one operation come on top: here 4 MB. (The logits of 16 rows of 2,048 tokens
 # over a vocabulary of 32,768 are 4.3 GB in fp32, and their gradient is as large.) A batch that just
 # fits by the ledger does not fit the device.
 
 # %%
-fig = lesson.figure(8, 3.4)
-ax = fig.subplots()
-kinds = dict(weights=weights, moments=moments, gradients=gradients, activations=activations)
+fig = lesson.figure(10, 3.6)
+left, right = fig.subplots(1, 2, width_ratios=[1, 2])
+names, _, eager, fused, _ = zip(*times[:5])
+left.barh(np.arange(5) - 0.2, eager, 0.4, color="silver", label="eager")
+if compiles:
+    left.barh(np.arange(5) + 0.2, fused, 0.4, color="tab:blue", label="fused")
+left.set_yticks(range(5), names), left.invert_yaxis()
+left.set(xlabel="ns a number"), left.legend()
+mb = np.array([weights, moments, gradients, activations]) / 1e6  # (4, 12)
 colors = ["silver", "tab:purple", "tab:orange", "tab:blue"]
-values = np.array([*kinds.values()]) / 1e6  # (4, 12)
-ax.stackplot(range(12), values, labels=list(kinds), colors=colors)
-ax.set_xticks(range(12), [line[0].replace(" ", "\n", 1) for line in lines], fontsize=7)
-ax.axvline(5.5, color="black", ls=":")
-ax.plot([8], [(3 * W + peak) / 1e6], "v", color="black", label="peak, by the profiler")
-ax.set(ylabel="MB", xlim=(0, 11), ylim=(0, 85))
-ax.set_title(f"step 1{40 * ' '}step 2", loc="center")
-ax.legend(loc="upper left", ncols=2)
+right.stackplot(range(12), mb, labels=columns[1:5], colors=colors)
+right.set_xticks(range(12), [line[0].replace(" ", "\n") for line in lines], fontsize=7)
+right.axvline(5.5, color="black", ls=":")
+right.plot([8], [(3 * W + peak) / 1e6], "v", color="black", label="peak, by the profiler")
+right.set(ylabel="MB", xlim=(0, 11), ylim=(0, 85))
+right.set_title(f"step 1{40 * ' '}step 2", loc="center")
+right.legend(loc="upper left", ncols=2)
 lesson.save(fig, "22_profiler")
 
 # %% [markdown]
