@@ -135,8 +135,8 @@ if compiles:
 # %% [markdown]
 # The bytes do not predict the ELU: 34 eager, 8 fused, and it gains about ten times or more on the
 # machine that printed this course's pages (AVX-512, torch 2.13). There the eager loop of `where`
-# decides for each number by a jump. A processor guesses jumps; of random signs it gets half wrong. The
-# fused loop computes both sides and picks without a jump. **So fusing saves calls, passes over
+# decides for each number by a jump. A processor guesses jumps; of random signs it gets half wrong.
+# The fused loop computes both sides and picks without a jump. **So fusing saves calls, passes over
 # memory and pages; what a compiler gains or loses beyond these is the quality of its loop, and only
 # a measurement tells.** It also leaves what backward needs: `F.relu(x).square()` keeps x beside its
 # result, fused or not. So `ReluSquared` computes its slope from the result, which the next matmul
