@@ -8,7 +8,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "MFU" (equation 3.2), "Iniciando um
 # Pré-Treino", "Tabela 7.1", "Tabela 7.2", "Nemotron-4 340B Technical Report (Aug, 2024)" (three
 # speeds), "Propondo um novo pré-treino", "Comparação de Performance", "Finalização do Pré-treino";
-# *nanobot pre-train*, "MFU(模型FLOPs利用率)监控". Core file: `flops.py`. Before: lesson 22. Next:
+# *nanobot pre-train*, "MFU(模型FLOPs利用率)监控". Core file: `flops.py`. Before: lesson 20. Next:
 # lesson 22. Takes 4 seconds on two cores.
 
 # %%
@@ -64,14 +64,6 @@ def flops_by_hand(c: GPTConfig, causal: bool = False) -> dict[str, int]:
 tiny = GPTConfig(128, 256, 2, 4, 2, 16, 64, mlp_hidden=192)
 models = {name: PRESETS[name].model for name in ("d12", "d20", "d24", "smol-135m", "biatron-345m")}
 models["nanochat d20"] = replace(models["d20"], vocab_size=65_536)
-golden = {  # parameters, FLOPs per token full and causal
-    "d12": (135_266_304, 887_095_296, 773_849_088),
-    "d20": (477_102_080, 3_240_099_840, 2_925_527_040),
-    "d24": (780_140_544, 5_284_823_040, 4_831_838_208),
-    "smol-135m": (134_479_872, 1_231_552_512, 1_019_215_872),
-    "biatron-345m": (345_292_800, 3_581_706_240, 2_826_731_520),
-    "nanochat d20": (560_988_160, 3_491_758_080, 3_177_185_280),
-}
 rows = []
 cost = {}
 differ = []
@@ -87,8 +79,7 @@ for name, config in models.items():
 columns = ["model", "parameters", "full", "causal", "scores % of full"]
 lesson.table(columns, rows, "FLOPs per token")
 lesson.holds(not differ, "for six models model.py counts the FLOPs that were counted by hand")
-found = {row[0]: row[1:4] for row in rows}
-lesson.holds(found == golden, "six models have the parameters and FLOPs of the golden table")
+weights = rows[-1][1]  # of nanochat's d20
 
 model = GPT(tiny)
 idx = torch.randint(256, (3, 128))
@@ -139,7 +130,7 @@ lesson.holds(all(others), "two runs of nanochat, three of Nemotron-4: full, not 
 budget = 21_400 * 524_288
 of_nanochat = models["nanochat d20"]
 lesson.arithmetic(budget == 11_219_763_200, "nanochat: 21,400 steps of 524,288 are 11.2B tokens,")
-lesson.arithmetic(round(budget / 560_988_160, 2) == 20, "20 for each of its 560,988,160 weights,")
+lesson.arithmetic(round(budget / weights, 2) == 20, "20 for each of its 560,988,160 weights,")
 flops_in_all = f"{budget * cost['nanochat d20'][0]:.4g}"
 lesson.arithmetic(flops_in_all == "3.918e+19", "3.918e19 FLOPs, as its log says;")
 first = round(math.log(of_nanochat.vocab_size), 4)
@@ -208,10 +199,3 @@ for params, _, _, speed, tflops, said, days in TABLE_7_2:
     ratio.append(tflops * 1e12 * 8 / speed / (6 * params * 1e9))
 between = 0.95 < min(ratio) and max(ratio[:-1]) < 1.19 and round(ratio[-1], 2) == 1.93
 lesson.arithmetic(between, "table 7.2: 0.96 to 1.18 times 6 N, but 1.93 times for 58B")
-slow = 57 * 2_097_152 / 2400
-lesson.arithmetic(f"{rows[-1][4]:.2f} {slow:.2f}" == "3.62 49807.36", "120M: 3.62% at 49,807 tok/s")
-lesson.arithmetic(round(100e9 / slow / 86_400, 1) == 23.2, "100B tokens at that speed: 23.2 days")
-lesson.arithmetic(round(2_097_152 / 16.6581) == 125_894, "Megatron's line there: 125,894 tok/s")
-total = 152_000 * 2_097_152  # an upper bound: some steps had 480 rows, as 3, 5, 6 GPUs need
-long_run = round(total / 2_854_434) == 111_674
-lesson.arithmetic(long_run, "152,000 steps in 2,854,434 s: at most 111,674 tok/s")
