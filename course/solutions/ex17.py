@@ -45,10 +45,7 @@ KEY = 'hashed(f"{seed}/{source}/{epoch}/{text}")'
 SHUFFLED = f"""shuffled(
         i, sizes[source], lambda text: {KEY}
     )"""
-WALK = "    while True:\n        left, right"
-EPOCH = "epoch, i = divmod(i, sizes[source])"
 DEAL = "source, i = deal(p, weights)"
-START = "    total = sum(weights)\n"
 LIST = """rows = list(range(n))
     for i in range(n - 1):
         j = i + turn(str(i)) % (n - i)
@@ -74,16 +71,8 @@ WRONG = {  # name -> what of the reference it replaces
     "one key for all sources": key('f"{seed}/0/{epoch}/{text}"'),
     "a key that is a sum": key('f"{seed + epoch + 1000 * source}/{text}"'),
     "no separator in the key": key('f"{seed}{source}{epoch}/{text}"'),
-    "every other epoch backwards": edit(
-        EPOCH, EPOCH + "\n    i = sizes[source] - 1 - i if epoch % 2 else i"
-    ),
     "a list of all rows": edit("b = max(2, isqrt(n))", LIST + "    b = max(2, isqrt(n))"),
-    "no shuffle above 1,000 rows": edit(WALK, "    if n > 1000:\n        return x\n" + WALK),
-    "no shuffle below 6 rows": edit(WALK, "    if n < 6:\n        return x\n" + WALK),
     "three rows are only rotated": edit("max(2, isqrt(n))", "isqrt(n)"),
-    "seven rows are only rotated": edit(
-        WALK, '    if n in (7, 8):\n        return (x + turn("")) % n\n' + WALK
-    ),
     "of 10^12 rows, 2^32 come": edit(
         "a = -(-n // b)", "n = min(n, 2**32)\n    x %= n\n    a = -(-n // b)"
     ),
@@ -97,22 +86,12 @@ WRONG = {  # name -> what of the reference it replaces
     "from data import Order": edit(
         DEAL, "from data import Order\n\n    return Order(sizes, weights, seed)(p)"
     ),
-    "from data import Permutation": edit(
-        SHUFFLED, f"__import__('data').Permutation(sizes[source], {KEY.replace('{text}', '')})(i)"
-    ),
-    "draws the source": edit(
-        DEAL,
-        'import random\n\n    chance = random.Random(f"{seed}/{p}")\n'
-        "    source = chance.choices(range(len(sizes)), weights)[0]\n"
-        "    i = p * weights[source] // sum(weights)",
-    ),
     "the time grows with the position": edit(
         "whole_rounds, i = divmod(p, total)", "whole_rounds, i = 0, p"
     ),
     "one source after the other": edit(
-        START,
-        START + "    rounds, at = divmod(p, total)\n    for source, w in enumerate(weights):\n"
-        "        if at < w:\n            return source, rounds * w + at\n        at -= w\n",
+        "source = behind.index(max(behind))",
+        "source = min(i for i in range(len(had)) if had[i] < weights[i])",
     ),
 }
 
