@@ -258,10 +258,9 @@ lesson.holds(slow >= turns and min(ms.values()) >= overlapped, "no loop beats it
 # %% [markdown]
 # ## A cache in front of a slow store
 # The source's throughput fell when a network file system had evicted the data, which then had to be
-# fetched from an object store again. A request there brings a whole shard; a node holds k of
-# 64 shards and drops the least recently used. *Hits* (rows whose shard is held)
-# depend on the order of reading: rows from everywhere, or shard after shard in shuffled order, with
-# rows shuffled inside.
+# fetched from an object store again. A request there brings a whole shard; a node holds k of 64
+# shards and drops the least recently used. *Hits* (rows whose shard is held) depend on the order of
+# reading: rows from everywhere, or shard after shard in shuffled order, with rows shuffled inside.
 
 # %%
 SHARDS = 64

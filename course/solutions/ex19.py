@@ -4,29 +4,19 @@ import random
 import re
 import unicodedata
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
+
+from edits import edits
 
 PRIME = 2**61 - 1
 
 
-def exact_line_deduplication(input_files, output_directory, at_most=1):
-    files = {Path(file): Path(file).read_bytes().splitlines(keepends=True) for file in input_files}
-    times = Counter(line.rstrip(b"\r\n") for lines in files.values() for line in lines)
-    Path(output_directory).mkdir(parents=True, exist_ok=True)
-    for file, lines in files.items():
-        left = [line for line in lines if times[line.rstrip(b"\r\n")] <= at_most]
-        (Path(output_directory) / file.name).write_bytes(b"".join(left))
-
-
-def normalized(text):
-    letters = [c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn"]
-    return re.findall(r"\w+", "".join(letters).lower())
-
-
 def shingles(text, n):
-    words = normalized(text)
+    text = unicodedata.normalize("NFD", text)
+    plain = "".join(c for c in text if unicodedata.category(c) != "Mn")
+    words = re.findall(r"\w+", plain.lower())
     return {" ".join(words[i : i + n]) for i in range(max(1, len(words) - n + 1))}
 
 
@@ -50,103 +40,48 @@ def candidates(signatures, num_bands):
             shelf[numbers[start : start + size]].append(i)
         for same in shelf.values():
             pairs.update(combinations(same, 2))
-    return pairs
-
-
-def jaccard(a, b):
-    return len(a & b) / len(a | b)
-
-
-def groups(n, pairs):
-    """Indices 0 .. n - 1, joined by pairs -> the groups."""
-    group = {i: [i] for i in range(n)}
-    for i, j in pairs:
-        if group[i] is not group[j]:
-            group[i] += group[j]
-            for k in group[j]:
-                group[k] = group[i]
-    return [group[i] for i in range(n) if group[i][0] == i]
-
-
-def best(texts, names, group):
-    return min(group, key=lambda i: (-len(texts[i]), texts[i], names[i]))
+    return sorted(pairs)
 
 
 def minhash_deduplication(
-    input_files,
-    num_hashes,
-    num_bands,
-    ngrams,
-    jaccard_threshold,
-    output_directory,
-    shingles=shingles,
-    candidates=candidates,
-    jaccard=jaccard,
-    groups=groups,
-    best=best,
-    written=lambda data: data,
+    input_files, num_hashes, num_bands, ngrams, jaccard_threshold, output_directory
 ):
     files = [Path(file) for file in input_files]
-    texts = [file.read_bytes().decode() for file in files]
+    data = [file.read_bytes() for file in files]
+    texts = [raw.decode() for raw in data]
     sets = [shingles(text, ngrams) for text in texts]
     signatures = [signature(items, num_hashes) for items in sets]
-    near = [
-        (i, j)
-        for i, j in sorted(candidates(signatures, num_bands))
-        if jaccard(sets[i], sets[j]) >= jaccard_threshold
-    ]
+    group = [{i} for i in range(len(files))]  # of each file: it and its copies' copies
+    for i, j in candidates(signatures, num_bands):
+        if len(sets[i] & sets[j]) / len(sets[i] | sets[j]) >= jaccard_threshold:
+            group[i] |= group[j]
+            for k in group[i]:
+                group[k] = group[i]
     Path(output_directory).mkdir(parents=True, exist_ok=True)
-    names = [file.name for file in files]
-    for group in groups(len(files), near):
-        file = files[best(texts, names, group)]
-        (Path(output_directory) / file.name).write_bytes(written(file.read_bytes()))
+    for members in group:
+        best = min(members, key=lambda i: (-len(texts[i]), texts[i], files[i].name))
+        (Path(output_directory) / files[best].name).write_bytes(data[best])
 
 
-def other(**parts):
-    """The reference with another part."""
-
-    def changed(*args):
-        minhash_deduplication(*args, **parts)
-
-    return changed
-
-
-def in_text_mode(input_files, output_directory):
-    """The file's newlines become \\n, and a form feed ends a line."""
-    texts = {Path(file): Path(file).read_text("utf-8") for file in input_files}
-    times = Counter(line for text in texts.values() for line in text.splitlines())
-    Path(output_directory).mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        left = [line for line in text.splitlines(True) if times[line.rstrip("\n")] == 1]
-        (Path(output_directory) / file.name).write_text("".join(left), "utf-8")
-
-
-def folded(text, n):
-    """Sharp s is ss, a ligature its letters."""
-    return shingles(unicodedata.normalize("NFKD", text).casefold(), n)
-
-
-def without_the_kept(n, pairs):
-    """Later texts are compared with those that were kept alone: a chain breaks."""
-    kept = []
-    for j in range(n):
-        owner = next((group for group in kept if (group[0], j) in pairs), None)
-        owner.append(j) if owner else kept.append([j])
-    return kept
-
-
+edit = edits(__file__)
+JOIN = """            group[i] |= group[j]
+            for k in group[i]:
+                group[k] = group[i]
+"""
 WRONG = {  # name -> what of the reference it replaces
-    "reads and writes text": dict(exact_line_deduplication=in_text_mode),
-    "folds letters": dict(minhash_deduplication=other(shingles=folded)),
-    "the first of a group stays": dict(
-        minhash_deduplication=other(best=lambda texts, names, group: min(group))
+    "folds letters": edit('"NFD", text', '"NFKD", text.casefold()'),
+    "the first of a group stays": edit("(-len(texts[i]), texts[i], files[i].name)", "i"),
+    "a chain is cut, in some orders": edit(
+        JOIN, "            group[i].add(j)\n            group[j] = group[i]\n"
     ),
-    "copies of copies stay": dict(minhash_deduplication=other(groups=without_the_kept)),
-    "a part counts as a copy": dict(
-        minhash_deduplication=other(jaccard=lambda a, b: len(a & b) / min(len(a), len(b)))
+    "a part counts as a copy": edit("len(sets[i] | sets[j])", "min(len(sets[i]), len(sets[j]))"),
+    "believes the estimate": edit(
+        "len(sets[i] & sets[j]) / len(sets[i] | sets[j])",
+        "sum(a == b for a, b in zip(signatures[i], signatures[j])) / num_hashes",
     ),
-    "writes text with other newlines": dict(
-        minhash_deduplication=other(written=lambda data: data.replace(b"\r\n", b"\n"))
+    "compares all pairs": edit("sorted(pairs)", "combinations(range(len(signatures)), 2)"),
+    "writes text with other newlines": edit(
+        "write_bytes(data[best])", "write_bytes(data[best].replace(b'\\r\\n', b'\\n'))"
     ),
 }
 
