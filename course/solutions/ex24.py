@@ -2,6 +2,8 @@
 
 import torch
 
+from edits import edits
+
 
 class RingCache:
     def __init__(self, batch, n_kv_head, window, head_dim, dtype=torch.float32):
@@ -36,60 +38,24 @@ class RingCache:
         return (shares[..., None, :] @ v)[..., 0, :]
 
 
-class FromPlaceZero(RingCache):
-    """The last positions of a long prompt go to the places 0, 1, 2, ...: the next one then goes
-    over a position that is still in the window."""
-
-    def prefill(self, k, v, lengths):
-        for row, length in enumerate(lengths):
-            n = min(length, self.window)
-            self.k[row, :, :n] = k[row, :, length - n : length]
-            self.v[row, :, :n] = v[row, :, length - n : length]
-            self.length[row] = length
-
-
-class PausedGoOn(RingCache):
-    """A text that pauses gets the position of the others: its NaN, too."""
-
-    def step(self, q, k, v, active):
-        out = super().step(q.nan_to_num(), k.nan_to_num(), v.nan_to_num(), torch.ones_like(active))
-        return out * active[:, None, None]
-
-
-class Everything(RingCache):
-    """Right, but it keeps the whole text, and looks at the end of it."""
-
-    def __init__(self, batch, n_kv_head, window, head_dim, dtype=torch.float32):
-        super().__init__(batch, n_kv_head, window, head_dim, dtype)
-        self.texts = [[] for _ in range(batch)]
-
-    def step(self, q, k, v, active):
-        for row in active.nonzero().flatten().tolist():
-            kinds = {8: torch.int64, 4: torch.int32}[k.itemsize]  # as if they were whole numbers
-            self.texts[row] += [k[row].clone().view(kinds), v[row].clone().view(kinds)]
-        return super().step(q, k, v, active)
-
-
-class Views(RingCache):
-    """Keeps what it was handed instead of a copy, while the ring is not full."""
-
-    def __init__(self, batch, n_kv_head, window, head_dim, dtype=torch.float32):
-        super().__init__(batch, n_kv_head, window, head_dim, dtype)
-        self.last = []
-
-    def step(self, q, k, v, active):
-        for row, place, old_k, old_v in self.last:
-            self.k[row, :, place] = old_k[row]
-            self.v[row, :, place] = old_v[row]
-        rows = active.nonzero().flatten()
-        places = (self.length % self.window).tolist()
-        self.last = [(row, places[row], k, v) for row in rows.tolist()]
-        return super().step(q, k, v, active)
-
-
+edit = edits(__file__)
+COUNT = "        self.length[rows] += 1\n"
+PREFILL = "    def prefill(self, k, v, lengths):\n"
+ROWS = "        rows = active.nonzero().flatten()\n"
 WRONG = {  # name -> what of the reference it replaces
-    "a long prompt goes to the places 0, 1, ...": dict(RingCache=FromPlaceZero),
-    "texts that pause go on": dict(RingCache=PausedGoOn),
-    "keeps the whole text": dict(RingCache=Everything),
-    "keeps the caller's tensors": dict(RingCache=Views),
+    "a long prompt goes to the places 0, 1, ...": edit(
+        "[row, :, last % self.window]", "[row, :, last - last[:1]]"
+    ),
+    "texts that pause go on": edit(COUNT, "        self.length += 1\n"),
+    "keeps the whole text": edit(
+        COUNT, COUNT + "        self.texts = [*getattr(self, 'texts', []), k.clone(), v.clone()]\n"
+    ),
+    "copies the prompt at the first step": edit(
+        PREFILL,
+        "    def prefill(self, *given):\n        self.given = given\n\n"
+        "    def copy(self, k, v, lengths):\n",
+        ROWS,
+        "        if hasattr(self, 'given'):\n            self.copy(*vars(self).pop('given'))\n"
+        + ROWS,
+    ),
 }
