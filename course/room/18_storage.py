@@ -305,8 +305,8 @@ lesson.arithmetic(384 * 1.5 / 8 == 72, "384 GPUs that wait for 1.5 h = 8 idle on
 # A delta checkpoint holds only the numbers that have changed since the last one, and where they
 # are: 8 bytes for each, where a full one takes 4. So it pays if less than half of them change; but
 # Adam moves each weight that ever had a gradient, in every step. And to restore the tenth
-# checkpoint, the full one and nine deltas must be there: ten files of which each is there with 0.99
-# are all there with 0.90.
+# checkpoint, the full one and nine deltas must be there: ten files, each there with a probability
+# of 0.99, are all there with 0.90.
 
 # %%
 fig = lesson.figure(8, 2.8)
