@@ -29,11 +29,13 @@ lesson.begin(1, "counting")
 #
 # From the rest of the library, 64 pieces of 1,024 bytes are **held out**: nothing is learned from
 # them. They are the exam, and a student who has seen the exam proves nothing. They come from many
-# files, since a single place could be an easy one by luck. Lessons 1 to 5 and your own trainer
-# (`yours.py`) keep this one exam: for each held-out byte, guess it from the bytes before it.
+# files, since a single place could be an easy one by luck. Lessons 1, 2, 4 and 5 and your own
+# trainer (`yours.py`) keep this one exam: for each held-out byte, guess it from the bytes before.
 #
 # Run the file, whole or cell by cell, and read on. A line of its output that begins with `holds:`
 # is a claim, checked with what was measured just before; if it were false, the lesson would stop.
+# Some lines do a lot with a whole array at once: [idioms.md](idioms.md) shows each such idiom on a
+# tiny example. Look it up when you meet one that is new to you.
 
 # %%
 training, held = lesson.exam()  # arrays of whole numbers
@@ -98,7 +100,9 @@ lesson.holds(abs(winners[1] - 0.7) < 1e-9, "scored by -log2 p, the best claim is
 # byte a.
 #
 # A pair that was never counted would get p = 0, and if it comes up in the exam, the loss is
-# infinite. So we add a tenth to the count of every pair: this is called **smoothing**.
+# infinite. So we add a tenth to the count of every pair: this is called **smoothing**. Say that "q"
+# came 100 times, 97 of them before "u". Then after "q", p of "u" is 97.1 / (100 + 256 * 0.1), about
+# 0.77, and p of a byte that never came there is 0.1 / 125.6, about 0.0008.
 
 # %%
 pairs = np.zeros((256, 256))
@@ -178,7 +182,7 @@ for k in range(1, 7):
     rows.append((k, remembered, bits_held, unseen))
 columns = ["bytes of context", "training text", "held-out text", "contexts never seen, %"]
 lesson.table(columns, rows, "bits per byte when longer contexts are counted")
-_, known, unknown, unseen = zip(*rows)
+_, known, unknown, unseen = zip(*rows)  # the columns of the table
 lesson.holds(abs(unknown[0] - two) < 1e-9, "with one byte of context, this is the bigram model")
 lesson.holds(unseen[-1] > 10 and unseen[0] < 1, "over a tenth of contexts of six bytes are new")
 memorized = all(a > b + 0.1 for a, b in zip(known, known[1:]))
@@ -194,19 +198,22 @@ lesson.holds(
 # not counted but *learned*; from lesson 4 on, contexts that are alike share what is learned.
 
 # %%
-fig = lesson.figure(8, 3.4)
+fig = lesson.figure(9, 4.2)
 left, right = fig.subplots(1, 2)
-often = np.argsort(-single)[:26]  # the most frequent bytes
+often = np.argsort(-single)[:18]  # the most frequent bytes
 names = [{10: "\\n", 32: "␣"}.get(int(b), chr(b)) for b in often]
 left.imshow(bigram[often][:, often] ** 0.5, cmap="Blues")  # rows, then columns
-left.set_xticks(range(26), names, fontsize=7), left.set_yticks(range(26), names, fontsize=7)
-left.set(xlabel="next byte", ylabel="byte before", title="26 rows and columns of the table")
+left.set_xticks(range(18), names)
+left.set_yticks(range(18), names)
+left.set(xlabel="next byte (␣: a space)", ylabel="byte before", title="18 of 256; darker: likelier")
 right.plot(range(1, 7), known, "o-", color="silver", label="training text")
 right.plot(range(1, 7), unknown, "o-", color="crimson", label="held-out text")
-right.set(xlabel="bytes of context", ylabel="bits per byte", ylim=(0, None), title="counting")
+right.set(
+    xlabel="bytes of context", ylabel="bits per byte", ylim=(0, None), title="longer contexts"
+)
 right.legend()
 lesson.save(fig, "01_counting")
-if falls:  # lesson 5 shows the losses of all four lessons
+if falls:  # lesson 5 shows what lessons 1 to 5 have reached
     (lesson.OUT / "01_losses.json").write_text(json.dumps(losses))
 
 # %% [markdown]

@@ -13,7 +13,7 @@ each byte of the text, and its own c' is the uniform prediction, 1/256. So if c 
 answer is that of c', and the more often it was seen, the more its own counts say. alpha > 0.
 
     predict(b"aab", b"a", 1.0): after "a" came one "a" and one "b", so p(a | "a") =
-        (1 + 1.0 * p(a)) / (2 + 1.0), and p(a) = (2 + 1.0 / 256) / (3 + 1.0)
+        (1 + 1.0 * p(a)) / (2 + 1.0) = 0.500, with p(a) = (2 + 1.0 / 256) / (3 + 1.0) = 0.501
 
     bits_per_byte(text, exam, order, alpha) -> float
 
@@ -72,10 +72,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         assert len(got) == 256, f"{asked} has {len(got)} probabilities, not 256"
         total = math.fsum(got)
         assert abs(total - 1) < 1e-9, f"{asked}: the probabilities sum to {total}, not to 1"
-        for b, (p, right) in enumerate(zip(got, slowly(text, context, Fraction(alpha)))):
-            assert math.isclose(p, right, rel_tol=1e-9), (
-                f"{asked}: byte {b} ({chr(b)!r}) has {float(p):.6g}, by the definition it has "
-                f"{float(right):.6g}"
+        right = [float(p) for p in slowly(text, context, Fraction(alpha))]
+        off = [b for b in range(256) if not math.isclose(got[b], right[b], rel_tol=1e-9)]
+        if off:
+            b = max(off, key=lambda b: abs(got[b] - right[b]))
+            raise AssertionError(
+                f"{asked}: {len(off)} of 256 are wrong, most of all byte {b} ({chr(b)!r}): "
+                f"{got[b]:.6g}, by the definition {right[b]:.6g}"
             )
 
     exams = [(b"abracadabra", b"abra", 2, 1.0), (b"aaaa", b"aaaaa", 1, 0.5), (b"", b"q", 3, 1.0)]

@@ -85,9 +85,6 @@ WRONG = {  # name -> what of the reference it replaces
         "    bits = 0.0",
     ),
     "bits: predict for each byte": edit(LOOP, SLOW),
-    "bits: predicts from the training text": edit(
-        "    bits = 0.0", "    exam, bits = text[-order:] * (order > 0) + exam, 0.0"
-    ),
     "bits: counts the exam too": edit(
         "        bits -= math.log2(p)",
         "        bits -= math.log2(p)\n        for k in range(min(order, i) + 1):\n"
