@@ -7,7 +7,7 @@
 # smaller?
 #
 # Source: D. P. Kingma, J. Ba, Adam: a method for stochastic optimization (2014). Core file:
-# `optim.py`. Before: lesson 1. Next: lesson 4. Takes 2 seconds on two cores.
+# `optim.py`. Before: lesson 1. Next: lesson 3. Takes 2 seconds on two cores.
 
 # %%
 import json
@@ -85,10 +85,10 @@ for pair in ("in", "qu", "zx"):
 
 # %% [markdown]
 # The slopes of all weights together are the **gradient**: a matrix as large as W. To get it by
-# nudging, we would compute the loss 65,537 times. Torch gets it in about the time of two: it notes
-# each operation on the way to the loss, and then goes backwards through them with the chain rule
-# (lesson 3 builds such a machine). `requires_grad_` asks for it, `backward` computes it, `grad`
-# holds it.
+# nudging, we would compute the loss 65,537 times. Torch gets it in about the time of three: it
+# notes each operation on the way to the loss, and then goes backwards through them with the chain
+# rule. (In lesson 3 you build such a machine.) `requires_grad_` asks for it, `backward` computes
+# it, `grad` holds it.
 
 # %%
 W.requires_grad_()
@@ -99,6 +99,28 @@ lesson.table(["weight of the pair", "by nudging", "by torch"], rows, "slopes of 
 close = all(abs(slopes[p] - exact[p]) < 0.02 * abs(exact[p]) + 1e-9 for p in slopes)
 lesson.holds(close, "torch's slopes agree with those of nudging within 2%")
 lesson.holds(exact["in"] < 0, "raising the score of a frequent pair lowers the loss")
+
+# %% [markdown]
+# ## Two letters, by hand
+# Where do such numbers come from? Take an alphabet of two letters with the scores a and b. Softmax
+# makes p = 0.7 and 0.3 of them, and the *second* letter comes. With the natural logarithm, ln,
+# whose derivative is the simplest, the loss is
+#
+#     -ln(0.3) = -ln(e^b / (e^a + e^b)) = ln(e^a + e^b) - b
+#
+# The derivative of ln(u) is u' / u, where u' is the derivative of u. So the slopes are
+#
+#     for a:   e^a / (e^a + e^b)     = 0.7               a larger a makes the loss larger
+#     for b:   e^b / (e^a + e^b) - 1 = 0.3 - 1 = -0.7    a larger b makes it smaller
+#
+# Had the second letter had p = 1, both slopes would be 0: nothing is left to learn. (In bits, loss
+# and slopes are divided by ln 2.)
+
+# %%
+two = torch.tensor([0.7, 0.3]).log().requires_grad_()  # scores whose softmax is (0.7, 0.3)
+(-torch.log(softmax(two)[1])).backward()  # [1]: the second letter came
+right = torch.allclose(two.grad, torch.tensor([0.7, -0.7]))
+lesson.holds(right, "if p is 0.7 and 0.3 and the second letter comes, the slopes are 0.7 and -0.7")
 
 # %% [markdown]
 # ## One step downhill
@@ -112,7 +134,9 @@ lesson.holds(exact["in"] < 0, "raising the score of a frequent pair lowers the l
 
 # %%
 numbers = 256 * before + after  # each pair as one whole number
-share = torch.bincount(numbers, minlength=65_536).view(256, 256) / len(before)  # pairs' shares
+share = torch.bincount(numbers, minlength=65_536).view(256, 256) / len(
+    before
+)  # a row for each byte before
 
 
 def loss_of_all(W: torch.Tensor) -> torch.Tensor:
@@ -132,8 +156,8 @@ def descend(rate: float, steps: int) -> torch.Tensor:
 
 
 rates = {rate: float(loss_of_all(descend(rate, 200))) for rate in (0.01, 10.0, 1000.0)}
-rows = [*rates.items()]
-lesson.table(["learning rate", "bits per byte"], rows, "200 steps of gradient descent from 8 bits")
+columns = ["learning rate", "bits per byte"]
+lesson.table(columns, [*rates.items()], "200 steps of gradient descent from 8 bits")
 slow, fair, wild = rates.values()
 lesson.holds(fair < 5, "200 steps at a learning rate of 10 take the loss from 8 bits below 5")
 lesson.holds(slow > fair + 1, "with a rate of 0.01, it ends over a bit higher than with 10")
@@ -225,7 +249,6 @@ near = abs(own_held - count_held) < 0.02
 lesson.holds(near, "held out, the learned and the counted table differ by under 0.02 bits")
 common = share > 1e-4  # pairs that are in the text at least 100 times
 apart = float((softmax(learned) - raw)[common].abs().max())
-print(f"largest difference of a frequent pair's probability: {apart:.2g}")
 lesson.holds(apart < 0.01, "learned and counted, no frequent pair's probability differs by 0.01")
 
 # %%
@@ -238,7 +261,7 @@ left.set(xlabel="steps of Adam", ylabel="bits per byte", ylim=(2.5, 8.2), title=
 right.plot(raw[common], softmax(learned)[common], ".", color="crimson", markersize=3)
 right.set(xlabel="counted", ylabel="learned", title="probabilities of frequent pairs")
 lesson.save(fig, "02_gradient")
-if near:  # lesson 5 shows the losses of all four lessons
+if near:  # lesson 5 shows what lessons 1 to 5 have reached
     (lesson.OUT / "02_losses.json").write_text(json.dumps({"one matrix, learned": own_held}))
 
 # %% [markdown]

@@ -16,11 +16,14 @@ the byte before (lesson 4's embedding), and its product with U is the row of sco
 V can be large, so do not build the whole table (V, V), nor anything else of V x V numbers; there
 are few places.
 
-Begin with one place and a nudge: if the score of byte j grows by a little, how does log(p) change?
--log(p) is log(sum of e^score) minus the score of the byte that came; take its derivative by score
-j, and you will meet the probabilities again. Then: a nudge of U[d, j] changes the score j of place
-i by E[x[i], d] times the nudge, and a nudge of E[x[i], d] changes each score j by U[d, j] times it.
-A byte that stands in several places gets a part of its slope from each.
+Begin with one place: lesson 2 has its slopes for two letters, and for V bytes they are found in the
+same way: -log(p) is log(sum of e^score) minus the score of the byte that came; take its derivative
+by score j. Then the two matrices. A nudge of U[d, j] changes the score j of place i by E[x[i], d]
+times the nudge; a nudge of E[x[i], d] changes each score j by U[d, j] times it. With two letters
+and D = 1: let E[x[0]] be (2) and U be (0.42, 0). The scores are 0.84 and 0, so p is about 0.7 and
+0.3, and if the second letter came, their slopes are 0.7 and -0.7. Then dU is (2 * 0.7, 2 * -0.7),
+and dE[x[0]] is 0.42 * 0.7 + 0 * -0.7. The loss is a mean over places; a byte that stands in several
+of them gets a part of its slope from each.
 
 Scores can be large, 1,000 say, where e^score is infinite for the computer; softmax is the same if
 you subtract the largest score of the row from all scores of the row first. Change none of the
