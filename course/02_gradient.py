@@ -118,7 +118,7 @@ lesson.holds(exact["in"] < 0, "raising the score of a frequent pair lowers the l
 
 # %%
 two = torch.tensor([0.7, 0.3]).log().requires_grad_()  # scores whose softmax is (0.7, 0.3)
-(-torch.log(softmax(two)[1])).backward()  # [1]: the second letter came
+(-softmax(two)[1].log()).backward()  # [1]: the second letter came
 right = torch.allclose(two.grad, torch.tensor([0.7, -0.7]))
 lesson.holds(right, "if p is 0.7 and 0.3 and the second letter comes, the slopes are 0.7 and -0.7")
 
@@ -224,8 +224,7 @@ plain = descend(10.0, 200)
 learned, curve = adam(0.05, 800)
 short, _ = adam(0.05, 200)
 moved = float(plain[ord("Z")].abs().max()), float(short[ord("Z")].abs().max())
-print('largest weight in the row of "Z" after 200 steps:')
-print(f"  gradient descent {moved[0]:.2g}, Adam {moved[1]:.2g}")
+print(f'largest weight in the row of "Z": gradient descent {moved[0]:.2g}, Adam {moved[1]:.2g}')
 lesson.holds(moved[1] > 5 * moved[0], 'Adam moves the row of "Z" over five times as far')
 
 # %% [markdown]
