@@ -1,8 +1,7 @@
 """Exercise 3: the reference, and answers that the oracle must refuse."""
 
-import sys
-
 import numpy as np
+from edits import edits
 
 
 def sorted_nodes(root):
@@ -33,67 +32,47 @@ def unbroadcast(g, shape):
     return g
 
 
-def walk(root, order=sorted_nodes, fit=unbroadcast, accumulate=True, fresh=True):
-    nodes = order(root)
+def backward(root):
+    nodes = sorted_nodes(root)
     for node in nodes:
-        if node.parents and fresh:
+        if node.parents:
             node.grad = np.zeros_like(node.data)
     root.grad = root.grad + 1.0
     for node in nodes:
         for parent, rule in zip(node.parents, node.rules):
-            g = fit(rule(node.grad), parent.data.shape)
-            parent.grad = parent.grad + g if accumulate else g
+            g = unbroadcast(rule(node.grad), parent.data.shape)
+            parent.grad = parent.grad + g
 
 
-def backward(root):
-    walk(root)
-
-
-def breadth_first(root):
-    order = [root]
-    for node in order:
-        order += [parent for parent in node.parents if parent not in order]
-    return order
-
-
-def recursive(root):
-    order = []
-    seen = set()
+edit = edits(__file__)
+NODES = "nodes = sorted_nodes(root)"
+RECURSIVE = """nodes, seen = [], set()
 
     def visit(node):
         if node not in seen:
             seen.add(node)
             for parent in node.parents:
                 visit(parent)
-            order.append(node)
+            nodes.insert(0, node)
 
-    visit(root)
-    return order[::-1]
-
-
-def shares_memory(root):
-    """Where a rule hands on what it got, two nodes get one array."""
-    walk(root)
-    for node in sorted_nodes(root):
-        for parent in node.parents:
-            if np.array_equal(parent.grad, node.grad):
-                parent.grad = node.grad
-
-
-def raises_the_limit(root):
-    sys.setrecursionlimit(50_000)
-    walk(root)
-
-
+    visit(root)"""
+ADD = "parent.grad = parent.grad + g"
 WRONG = {  # name -> what of the reference it replaces
-    "in the order met": dict(backward=lambda root: walk(root, order=breadth_first)),
-    "= for +=": dict(backward=lambda root: walk(root, accumulate=False)),
-    "passes the inner gradients of the last call on": dict(
-        backward=lambda root: walk(root, fresh=False)
+    "in the order met": edit(
+        "waits[parent] -= 1\n            if waits[parent] == 0:", "if parent not in order:"
     ),
-    "one array for two gradients": dict(backward=shares_memory),
-    "raises the recursion limit": dict(backward=raises_the_limit),
-    "calls itself for each parent": dict(backward=lambda root: walk(root, order=recursive)),
+    "along each path": edit("waits[parent] -= 1\n            if waits[parent] == 0:", "if True:"),
+    "= for +=": edit(ADD, "parent.grad = g"),
+    "passes the inner gradients of the last call on": edit("if node.parents:", "if False:"),
+    "forgets the leaves' gradients of the last call": edit("if node.parents:", "if True:"),
+    "one array for two gradients": edit(
+        ADD, "parent.grad = g if not parent.grad.any() else parent.grad + g"
+    ),
+    "sums over new dimensions only": edit("if n == 1:", "if False:"),
+    "calls itself for each parent": edit(NODES, RECURSIVE),
+    "raises the recursion limit": edit(
+        NODES, "import sys\n\n    sys.setrecursionlimit(50_000)\n    " + RECURSIVE
+    ),
 }
 
 EQUIVALENT = {
