@@ -82,10 +82,10 @@ lesson.holds(same, "zero scores, mask and softmax give the average of each posit
 # - the **key** says what this position can be found by,
 # - the **value** is what it hands over to whoever finds it.
 #
-# The score of position t for a position s before it is the dot product of t's query with s's key,
-# divided by the square root of D, the number of numbers in a query. The values are averaged as
-# above: this is **attention**. (In the shapes below, the dots stand for several texts, or whatever
-# else is done side by side; `k.transpose(-2, -1)` has a key in each column.)
+# The score of position t for a position s (t itself, or one before) is the dot product of t's query
+# with s's key, divided by the square root of D, the number of numbers in a query. The values are
+# averaged as above: this is **attention**. (In the shapes below, the dots stand for several texts,
+# or whatever else is done side by side; `k.transpose(-2, -1)` has a key in each column.)
 
 
 # %%
