@@ -1,25 +1,25 @@
 # %% [markdown]
 # # 8. Positions: how far back is a key?
 #
-# **Afterwards** you can derive RoPE, say what a layer without it sees, and size a cache of keys.
+# **Afterwards** you can derive rotary position embedding (RoPE), say what a layer without it sees,
+# and why its angles must not be rounded.
 #
-# **Question.** A query meets keys that were made earlier, and kept. How does it know how far back
-# each of them stands, and what does it cost to keep them?
+# **Question.** A query meets keys that were made at earlier positions. How does it know how far
+# back each of them stands?
 #
-# Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Tensor (TP) Nos Blocos do
-# Transformers" (grouped queries); *擴展的驚喜*, "擴展的驚喜" (grouped queries, NoPE). RoPE: Su et
-# al. 2021. Core file: `model.py`, `rope_tables`, `apply_rope`, `KVCache`.
-# Before: lesson 20. Next: lesson 22. Takes 4 seconds on two cores.
+# In lesson 4 a table gave each position a vector of its own. It told positions apart, but it had an
+# end, and nothing in it says that 5 and 2 are as far from each other as 105 and 102. Lesson 5 had
+# `rotate` instead. This lesson derives it.
+#
+# Sources: Su et al. 2021 (RoPE); *擴展的驚喜*, "擴展的驚喜" (NoPE). Core file: `model.py`,
+# `rope_tables`, `apply_rope`. Before: lesson 7. Next: lesson 9. Takes 4 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
-import math
-from dataclasses import replace
-
 import torch
 
-from config import PRESETS, GPTConfig
-from model import GPT, KVCache, apply_rope, attend, rope_tables
+from config import GPTConfig
+from model import GPT, apply_rope, rope_tables
 
 lesson.begin(8, "positions")
 torch.set_num_threads(1)
@@ -63,6 +63,10 @@ lesson.holds(apart > 1e-2, "another distance, or another direction, gives anothe
 # made seven whole turns and is back: distance 44 looks like 0. A slow turn never comes back, but
 # hardly tells 1 from 2. So a head of D channels (numbers) has D/2 pairs, each with a speed of its
 # own, from 1 radian per position down to nearly 1/theta (a constant), like the hands of a clock.
+#
+# To see what the pairs do together, let query and key be the same vector, with a 1 in each channel.
+# At distance d a pair of speed s then adds 2 cos(d s) to the score; we divide by the score at
+# distance 0.
 
 # %%
 T = 2048
@@ -70,28 +74,32 @@ D = 64
 
 
 def scores(theta: float, pairs=slice(None)):
-    """Of q = k = (1, 1, ...) at distances 0 .. T - 1, relative to distance 0."""
+    """Of q = k = (1, 1, ...) at distances 0 .. T - 1, over the one at distance 0."""
     cos, _ = rope_tables(T, D, theta)  # (T, D/2): cos(distance x speed)
     return cos[:, pairs].mean(1)
 
 
-curves = {"one pair, 1 radian": scores(1e4, slice(1)), "32 pairs, theta 10,000": scores(1e4)}
+curves = {"one pair, speed 1": scores(1e4, slice(1)), "32 pairs, theta 10,000": scores(1e4)}
 curves["32 pairs, theta 100,000"] = scores(1e5)
-at = [1, 10, 44, 100, 2047]
+at = [1, 10, 44, 300, 2047]
 rows = [(name, *(curve[d].item() for d in at)) for name, curve in curves.items()]
-lesson.table(["turns", *(f"d={d:,}" for d in at)], rows, "score of two equal vectors d apart")
+lesson.table(["speeds", *(f"d={d:,}" for d in at)], rows, "score of two equal vectors d apart")
 one, many, slow = curves.values()
 lesson.holds(one[44] > 0.999, "with one speed, a key 44 back looks like one at distance 0")
 lesson.holds(
     many[1:].max() < many[1] + 1e-6 < 0.99, "with 32 speeds the nearest key scores highest"
 )
-lesson.holds(slow[2047] > 2 * many[2047].abs(), "a larger theta keeps a key 2,047 back higher")
+farther = slow[1000:].mean() > 2 * many[1000:].mean()
+lesson.holds(farther, "over 1,000 back, ten times the theta keeps scores over twice as high")
 
 # %% [markdown]
-# `apply_rope` does this for all pairs at once. It pairs channel i with channel i + D/2, not with
-# i + 1 as the paper did: a matter of taste as long as q and k agree, and a classic mistake when
-# weights move between libraries (lesson 44). Read as complex numbers, a pair is multiplied by
-# exp(i x position x speed).
+# The scores are no measure of nearness: they rise and fall on the way. They are what a model starts
+# from; it learns vectors q and k in which some pairs weigh more than others.
+#
+# `apply_rope` turns all pairs at once. It pairs channel i with channel i + D/2, not with i + 1 as
+# the paper did: a matter of taste as long as q and k agree, and a classic mistake when weights move
+# between libraries (lesson 34). Whoever knows complex numbers may read a pair (a, b) as a + bi: to
+# turn it is to multiply it by exp(i x position x speed).
 
 # %%
 x = torch.randn(1, 64, 2, D)
@@ -100,28 +108,27 @@ speed = 10_000.0 ** (-torch.arange(0, D, 2) / D)
 angle = torch.outer(torch.arange(64), speed)[:, None]  # (positions, 1, D/2)
 pairs = torch.stack(x.chunk(2, -1), -1)  # (1, positions, heads, D/2, 2)
 by_hand = turn(pairs, angle).movedim(-1, -2).flatten(-2)
-by_complex = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
 ours = apply_rope(x, cos, sin)
-far = (ours - by_hand).abs().max(), (ours - torch.cat([by_complex.real, by_complex.imag], -1))
-lesson.holds(
-    max(d.abs().max() for d in far) < 1e-5, "apply_rope turns pairs, as complex numbers do"
-)
+lesson.holds(torch.allclose(ours, by_hand, atol=1e-5), "apply_rope turns each pair by its angle")
 grown = (ours.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max()
 lesson.holds(grown < 1e-5, "RoPE changes no vector's length")
 
 # %% [markdown]
 # ## A layer that sees a set
 # Leave positions out (NoPE), and a layer's output is a mean of values that does not depend on their
-# order: **a set of earlier tokens**. Shuffle them, and the last token notices nothing. Two layers
-# do notice, because the causal mask has shown each token a different past; so models can afford to
-# leave RoPE out of some layers (`nope_every`), and to those layers distance does not matter.
+# order: **a set of earlier tokens** (a token is what a model reads, so far a byte). Shuffle them,
+# and the last token notices nothing. Two layers do notice, because the causal mask has shown each
+# token a different past; so models can afford to leave RoPE out of some layers, and to those layers
+# distance does not matter. To try it we take the project's model, in which every layer
+# (`nope_every=1`) or none (0) is without RoPE.
 
 
 # %%
 def change(n_layer: int, nope_every: int) -> float:
-    """Of the last token's logits, when the 31 before it are shuffled."""
-    config = GPTConfig(64, 64, n_layer, 2, 2, 16, 32, nope_every=nope_every, mlp_hidden=64)
-    model = GPT(config)
+    """Of the last token's logits (its 64 scores), when the 31 before it are shuffled."""
+    heads = dict(n_head=2, n_kv_head=2, head_dim=16)
+    shape = dict(seq_len=64, vocab_size=64, n_layer=n_layer, n_embd=32, mlp_hidden=64)
+    model = GPT(GPTConfig(**shape, **heads, nope_every=nope_every))
     torch.manual_seed(1)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)  # init_weights begins with almost all of it switched off
@@ -138,62 +145,25 @@ lesson.holds(
     min(rows[0][2], rows[2][2]) > 1e-2, "one layer with RoPE sees it, and so do two without"
 )
 
-# %% [markdown]
-# ## What it costs to keep the keys
-# Since a key is turned by its own position only, it never changes again. When a model writes, it
-# keeps k and v of all earlier tokens in each layer (the cache of lesson 24), and reads all of it
-# for each new token. With *grouped queries* (GQA) several heads share one k and v, as if these had
-# been copied for each head.
-
 # %%
-q = torch.randn(1, 9, 64, D)
-k, v = torch.randn(2, 1, 3, 64, D)
-each = [t.repeat_interleave(3, 1) for t in (k, v)]  # heads 0, 1, 2 use the first k and v
-far = (attend(q, k, v, None) - attend(q, *each, None)).abs().max()
-other = (
-    (attend(q, k, v, None) - attend(q, *(t.repeat(1, 3, 1, 1) for t in (k, v)), None)).abs().max()
-)
-smol = PRESETS["smol-135m"].model
-rows = []
-for kv_heads in (9, 3, 1):
-    config = replace(smol, n_kv_head=kv_heads)
-    cache = KVCache(config, 1, 1, torch.bfloat16, "meta")
-    with torch.device("meta"):
-        weights = sum(2 * p.numel() for p in GPT(config).parameters())  # bytes in bf16
-    size = cache.k.nbytes + cache.v.nbytes
-    rows.append((kv_heads, size, size * 2048 / 1e6, math.ceil(weights / size)))
-columns = ["key/value heads of 9", "bytes per token", "MB at 2,048", "tokens = weights"]
-lesson.table(
-    columns, rows, "cache of smol-135m in bf16; last: tokens whose cache is as large as the weights"
-)
-lesson.holds(far < 1e-5 < other, "GQA repeats each k and v for neighbouring heads")
-lesson.holds(
-    [row[1] for row in rows[:2]] == [69_120, 23_040],
-    "a token keeps 30 layers x 2 x 64 x 2 bytes for each kv head",
-)
-
-# %%
-fig = lesson.figure(7.2, 2.8)
-left, right = fig.subplots(1, 2, width_ratios=[3, 2])
+fig = lesson.figure(8, 3)
+left, right = fig.subplots(1, 2)
 for (name, curve), color in zip(curves.items(), ("silver", "tab:blue", "crimson")):
-    left.plot(curve[:80], color=color, label=name, zorder=0 if color == "silver" else 1)
+    left.plot(curve[:80], color=color, label=name)
+    if name != "one pair, speed 1":
+        right.plot(curve, color=color)
 left.set(xlabel="distance", ylabel="score of equal vectors", ylim=(-1.1, 1.9))
 left.legend(loc="upper right")
-tokens = [0, 8192]
-for (heads, size, *_), color in zip(rows, ("crimson", "tab:blue", "tab:green")):
-    right.plot(tokens, [n * size / 1e6 for n in tokens], color=color)
-    right.text(
-        8300, 8192 * size / 1e6, f"{heads} kv head" + "s" * (heads > 1), color=color, va="center"
-    )
-right.set_xticks(tokens, [f"{n:,}" for n in tokens])
-right.set(xlabel="tokens kept", ylabel="MB", xlim=(0, 13_000), title="cache of smol-135m")
+right.set(xlabel="distance", ylim=(-0.2, 1.1), title="the same, farther")
 lesson.save(fig, "08_positions")
 
 # %% [markdown]
 # ## Trap
-# The table of cos and sin ends at `seq_len`, and so does what the model has seen: at larger
-# distances the slow pairs reach angles that they never had in training. And angles need fp32: in
-# bf16 the positions 256 and 257 are one number, so neighbours far into a text stand at one place.
+# Angles can be computed for any position, but a model trained on T positions has seen no larger
+# distance: beyond it, the slow pairs reach angles that they never had in training. And angles must
+# not be rounded. Models often compute in bf16, numbers of 16 bits with about three digits, where
+# fp32 has 32 bits and seven digits. In bf16 the positions 256 and 257 are one number, so neighbours
+# far into a text stand at one place.
 
 # %%
 position = torch.arange(4096.0)

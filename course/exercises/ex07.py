@@ -58,11 +58,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def judge(rows: int, micro: int, steps: int) -> None:
         case = f"{rows} rows, micro {micro}, {steps} steps"
         data = torch.randn(steps + 1, rows, 6, generator=draw, dtype=torch.float64)
-        start = torch.randn(5, generator=draw, dtype=torch.float64)
-        w = start.clone().requires_grad_()
-        scale = torch.ones((), dtype=torch.float64)
+        w = torch.randn(5, generator=draw, dtype=torch.float64).requires_grad_()
+        scale = torch.ones((), dtype=torch.float64, requires_grad=True)
         unused = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # in no loss
-        scale.requires_grad_()
         w.grad = torch.full_like(w, 100.0)
         scale.grad = torch.full_like(scale, -7.0)
         log: list[tuple] = []
@@ -74,8 +72,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         def loss(part: Tensor) -> Tensor:
             waiting = len(alive)
             assert not waiting, (
-                f"{case}: forward of a pass begins while {waiting} tensors that an earlier one has "
-                "kept are in memory"
+                f"rule 5: forward of a pass begins while {waiting} tensors that an earlier one "
+                f"has kept are in memory: {case}"
             )
             log.append(("loss", part.detach().clone()))
             with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
@@ -90,12 +88,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             for name, found, right in zip(
                 ("weights[0]", "weights[1]"), (w.grad, scale.grad), whole
             ):
-                assert found is not None, f"{case}, step {step}: {name} has no gradient"
-                assert torch.allclose(found, right, rtol=1e-9, atol=1e-12), (
-                    f"{case}, step {step}: at the update the gradient of {name} is "
-                    f"{shown(found)}, of the mean loss over all rows it is {shown(right)}"
+                assert found is not None, (
+                    f"rule 3: at the update {name} has no gradient: step {step}, {case}"
                 )
-            assert unused.grad is None or not unused.grad.any(), "a gradient came from nowhere"
+                assert torch.allclose(found, right, rtol=1e-9, atol=1e-12), (
+                    f"rule 3: at the update the gradient of {name} is {shown(found)}, of the mean "
+                    f"loss over all rows it is {shown(right)}: step {step}, {case}"
+                )
             log.append(("update", step, mean_loss(data[step]).item()))
             with torch.no_grad():
                 w.sub_(0.3 * whole[0])
@@ -103,10 +102,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
         losses = answer.train([w, scale, unused], loss, batch, update, steps, micro)
         asked = [entry[1] for entry in log if entry[0] == "batch"]
-        assert asked == [*range(steps)], f"{case}: batch was asked for the steps {asked}"
+        assert asked == [*range(steps)], f"rule 1: batch was asked for the steps {asked}: {case}"
         updates = [entry for entry in log if entry[0] == "update"]
         assert [u[1] for u in updates] == [*range(steps)], (
-            f"{case}: update was called with {[u[1] for u in updates]}"
+            f"rule 3: update was called for the steps {[u[1] for u in updates]}: {case}"
         )
         passes = []
         step = 0
@@ -116,20 +115,25 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             if kind == "update":
                 sizes = [len(part) for part in passes]
                 right = [min(micro, rows - at) for at in range(0, rows, micro)]
-                assert sizes == right, f"{case}: passes of {sizes} rows instead of {right}"
+                assert sizes == right, f"rule 2: passes of {sizes} rows, not {right}: {case}"
                 assert torch.equal(torch.cat(passes), data[step]), (
-                    f"{case}, step {step}: the passes' rows are not the step's, in their order"
+                    f"rule 2: the passes' rows are not the step's, in their order: step {step}, "
+                    f"{case}"
                 )
                 passes = []
                 step = step + 1
-        assert not passes, f"{case}: {len(passes)} passes after the last update"
-        assert isinstance(losses, list) and len(losses) == steps, f"{case}: returned {losses}"
+        assert not passes, f"rule 3: {len(passes)} passes after the last update: {case}"
+        assert isinstance(losses, list) and len(losses) == steps, (
+            f"returned {losses}, not a list of {steps} losses: {case}"
+        )
         for step, (found, entry) in enumerate(zip(losses, updates)):
-            assert isinstance(found, float), f"{case}: the loss of step {step} is a {type(found)}"
+            assert isinstance(found, float), (
+                f"rule 4: the loss of step {step} is a {type(found).__name__}, not a float: {case}"
+            )
             assert math.isclose(found, entry[2], rel_tol=1e-9), (
-                f"{case}: the loss of step {step} is {found}, over all its rows and before the "
-                f"update it is {entry[2]}"
+                f"rule 4: the loss of step {step} is {found}, over all its rows and before the "
+                f"update it is {entry[2]}: {case}"
             )
 
-    for case in ((4, 2, 3), (7, 3, 4), (5, 8, 2), (3, 1, 3), (6, 6, 1), (2, 2, 0)):
+    for case in ((4, 2, 3), (7, 3, 4), (5, 8, 2), (3, 1, 3), (2, 2, 0)):
         judge(*case)

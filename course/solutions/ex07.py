@@ -24,24 +24,14 @@ CLEAR = "        for w in weights:\n            w.grad = None\n"
 PASS = "            share.backward()\n            total += share.item()\n"
 WRONG = {  # name -> what of the reference it replaces
     "never clears the gradients": edit(CLEAR, ""),
-    "clears after the update, not before": edit(
-        CLEAR, "", "update(step)", "update(step)\n" + CLEAR
-    ),
     "clears for each pass": edit(PASS, CLEAR.replace("      ", "          ", 2) + PASS),
     "sets the gradients to 0, once": edit(
         CLEAR,
         "        for w in weights[: len(weights) * (step == 0)]:\n            w.grad = None\n",
     ),
     "every pass counts alike": edit("(len(part) / len(rows))", "(micro / len(rows))"),
-    "the mean of the passes' means": edit(
-        "(len(part) / len(rows))", "(1 / -(-len(rows) // micro))"
-    ),
     "leaves the last rows out": edit(
         "rows.split(micro)", "rows[: len(rows) // micro * micro].split(micro)"
-    ),
-    "the last pass begins earlier, to be full": edit(
-        "rows.split(micro)",
-        "[rows[min(a, len(rows) - micro) :][:micro] for a in range(0, len(rows), micro)]",
     ),
     "rows with strides": edit(
         "rows.split(micro)",
