@@ -5,25 +5,18 @@ from edits import edits
 
 from optim import POLAR_EXPRESS
 
-FLAT = (15 / 8, -10 / 8, 3 / 8)  # p(1) = 1, p'(1) = p''(1) = 0: an error e becomes 2.5 e^3
-NEAR = 0.15  # where the first six polynomials leave every singular value above 3e-4 (0.1412)
 
-
-def iterate(G, polynomials):
+def polar(G):
     X = G.T if len(G) > len(G.T) else G
     largest = abs(X).max()
     if not largest:
         return 0 * G
     X = X / largest  # before anything is squared
     X = X / (1.01 * np.linalg.norm(X))
-    for a, b, c in polynomials:
+    for a, b, c in POLAR_EXPRESS:
         A = X @ X.T
         X = a * X + (b * A + c * (A @ A)) @ X
     return X.T if len(G) > len(G.T) else X
-
-
-def polar(G):
-    return iterate(G, POLAR_EXPRESS)
 
 
 def muon(W, G, average, lr, momentum, polar):
@@ -33,26 +26,11 @@ def muon(W, G, average, lr, momentum, polar):
     W -= lr * max(1, rows / columns) ** 0.5 * polar(ahead)
 
 
-def accurate_polar(G, tolerance):
-    """The lesson's five with the second one twice (it makes small values four times as large and
-    leaves none above 2), then as many flat ones as needed."""
-    error = NEAR
-    flat = []
-    while error > tolerance:
-        error = 2.5 * error**3
-        flat = [*flat, FLAT]
-    first, second, *rest = POLAR_EXPRESS
-    return iterate(G, [first, second, second, *rest, *flat])
-
-
 edit = edits(__file__)
 LOOK = "ahead = G + momentum * (average - G)"
-SVD = "U, _, Vt = {}\n    return U @ Vt"
 WRONG = {  # name -> what of the reference it replaces
-    "polar: four of the five": edit("iterate(G, POLAR_EXPRESS)", "iterate(G, POLAR_EXPRESS[1:])"),
-    "polar: the classical polynomial": edit(
-        "iterate(G, POLAR_EXPRESS)", "iterate(G, [(1.5, -0.5, 0)] * 6)"
-    ),
+    "polar: four of the five": edit("in POLAR_EXPRESS", "in POLAR_EXPRESS[1:]"),
+    "polar: the classical polynomial": edit("in POLAR_EXPRESS", "in [(1.5, -0.5, 0)] * 6"),
     "polar: works on the long side": edit(
         "X = G.T if len(G) > len(G.T)",
         "X = G.T if len(G) < len(G.T)",
@@ -68,17 +46,11 @@ WRONG = {  # name -> what of the reference it replaces
     "polar: divides by the largest entry alone": edit(
         "    X = X / (1.01 * np.linalg.norm(X))\n", ""
     ),
-    "polar: squares before it divides": edit(
-        "    X = X / largest  # before anything is squared\n", ""
-    ),
+    "polar: squares before it divides": edit("X = X / largest  #", "#"),
     "polar: divides zeros by zero": edit("    if not largest:\n        return 0 * G\n", ""),
     "polar: divides G in place": edit("X = X / largest ", "X /= largest "),
     "polar: the SVD": edit(
-        "return iterate(G, POLAR_EXPRESS)", SVD.format("np.linalg.svd(G, False)")
-    ),
-    "polar: the SVD after one counted product": edit(
-        "return iterate(G, POLAR_EXPRESS)",
-        "G @ G.T\n    " + SVD.format("np.linalg.svd(G.view(np.ndarray), False)"),
+        "    for a, b", "    U, _, Vt = np.linalg.svd(G, False)\n    return U @ Vt\n    for a, b"
     ),
     "polar: products that are not counted": edit("A = X @ X.T", "A = np.dot(X, X.T)"),
     "polar: G's type is lost": edit(
@@ -90,7 +62,7 @@ WRONG = {  # name -> what of the reference it replaces
         "average += (1 - momentum) * (G - average)", "average *= momentum\n    average += G"
     ),
     "muon: average of its own": edit("average += (1", "average = average + (1"),
-    "muon: W of its own": edit("W -= lr", "W = W - lr"),
+    "muon: W in new memory": edit("W -= lr", "W.data = W - lr"),
     "muon: wide matrices go further": edit("rows / columns)", "columns / rows)"),
     "muon: rows over columns without the root": edit(" ** 0.5 * polar", " * polar"),
     "muon: polar before the average": edit(
@@ -98,13 +70,6 @@ WRONG = {  # name -> what of the reference it replaces
         LOOK.replace("G +", "polar(G) +").replace("- G", "- polar(G)"),
         "* polar(ahead)",
         "* ahead",
-    ),
-    "muon: looks ahead in the average": edit(
-        LOOK, "ahead = average.mul_(momentum).add_((1 - momentum) * G)"
-    ),
-    "accurate_polar: one polynomial fewer": edit("[first, second, second,", "[first, second,"),
-    "accurate_polar: always as accurate as it can be": edit(
-        "while error > tolerance", "while error > 1e-13"
     ),
 }
 
