@@ -1,10 +1,4 @@
-"""Exercise 32: the bits per byte of a text, and two questions to ask of a result.
-
-bits_of_text(nats, sizes) -> float: the loss of a text in bits per byte. nats (N,) are the losses of
-    its N targets, -ln p, of any floating type; sizes (N,) how many bytes of text each stands for.
-    It is one number for the whole text: all bits over all bytes, not a mean over the targets. A
-    target of no bytes (BOS, which the model must not be asked for) counts in neither sum. The sums
-    are made in float64. At least one target has bytes.
+"""Exercise 32: two questions to ask of a result.
 
 is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if the
     number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, from n p, on
@@ -23,15 +17,9 @@ Starred: bradley_terry(wins) -> ratings. wins[i][j] is how often player i beat p
     If you write it, it is judged too.
 """
 
-import numpy as np
-
-
-def bits_of_text(nats: np.ndarray, sizes: np.ndarray) -> float:
-    raise NotImplementedError("write bits_of_text, then: python course/check.py 32")
-
 
 def is_chance(correct: int, n: int, k: int) -> bool:
-    raise NotImplementedError("write is_chance too, then: python course/check.py 32")
+    raise NotImplementedError("write is_chance, then: python course/check.py 32")
 
 
 def constant_answer(predictions: str, golds: str) -> tuple[str, float, float]:
@@ -39,31 +27,9 @@ def constant_answer(predictions: str, golds: str) -> tuple[str, float, float]:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import math
+    import numpy as np
 
     rng = np.random.default_rng(32)
-    texts = [  # nats, sizes
-        (np.array([math.log(2), 3 * math.log(2)]), np.array([1, 3])),
-        (np.array([1.0, 50.0, 2.0]), np.array([4, 0, 1])),
-        (np.array([0.0, 0.5]), np.array([2, 0])),
-        (np.full(3000, 40, np.float16), np.full(3000, 3, np.uint8)),
-        (np.full(40_000, 0.1, np.float16), np.full(40_000, 127, np.int8)),
-        (np.append(np.full(2000, 1e-8, np.float32), np.float32(4)), np.full(2001, 1)),
-    ]
-    for n in (1, 7, 5000):
-        sizes = np.append(rng.integers(0, 5, n), 2)
-        texts.append((rng.exponential(2.0, n + 1), sizes))
-        texts.append((rng.exponential(2.0, n + 1).astype(np.float32), sizes.astype(np.int16)))
-    for nats, sizes in texts:
-        given = nats.copy(), sizes.copy()
-        found = answer.bits_of_text(*given)
-        assert np.array_equal(given[0], nats) and np.array_equal(given[1], sizes), "changed"
-        asked = [float(x) for x, size in zip(nats, sizes) if size]
-        right = math.fsum(asked) / (sum(map(int, sizes)) * math.log(2))
-        case = f"{len(nats):,} targets, nats {nats[:3]} ({nats.dtype}), sizes {sizes[:3]}"
-        assert isinstance(found, float), f"{case}: got {type(found)}, not a float"
-        assert math.isclose(found, right, rel_tol=1e-10), f"{case}: {found}, it is {right}"
-
     # n p = 3510.5 and a deviation of 51.3; 25 and 4.33; 50 and 5 (k = 2)
     cases = [(3230, 14_042, 4, False), (3500, 14_042, 4, True), (3790, 14_042, 4, False)]
     cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]
@@ -100,7 +66,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     if not hasattr(answer, "bradley_terry"):
         return
 
-    def likeliest(strengths: list[float], matches: np.ndarray) -> None:
+    def likeliest(strengths: list[float], matches) -> None:
         p = np.array(strengths)
         wins = matches * p[:, None] / (p[:, None] + p)  # what these strengths lead one to expect
         expected = 400 * np.log10(p)

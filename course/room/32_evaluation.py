@@ -8,9 +8,9 @@
 # last. How do you see that a small model learns?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
-# (the tournament), "Avaliação", "Tabela 10.1", "Tabela 10.2". Core files: `bits_per_byte.py`;
-# `choice.py` and `judge.py` of instruments/exams/. Before: lesson 31. Next: 33. Takes 45 seconds on
-# two cores.
+# (the tournament), "Avaliação", "Tabela 10.2". Core files: `choice.py` and `judge.py` of
+# instruments/exams/; `bits_per_byte.py` (lesson 13). Before: lesson 31. Next: lesson 33.
+# Takes 45 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -24,7 +24,7 @@ from config import GPTConfig, TrainConfig
 from bits_per_byte import score_text
 from instruments.exams import choice, judge
 from model import GPT
-from published import ALWAYS_A, MMLU, MODELS_10_2, OTHERS_10_2, TABLE_9_1, TABLE_10_1, TABLE_10_2
+from published import ALWAYS_A, MMLU, TABLE_9_1
 
 torch.set_num_threads(1)
 lesson.begin(32, "evaluation")
@@ -36,9 +36,9 @@ lesson.begin(32, "evaluation")
 # That is z; beyond 2, it is hardly an accident. Beside it, a model that answers A to everything.
 
 # %%
-n = sum(count for _, count in MMLU.values())
-hits = {"the checkpoint": sum(round(rate * count) for rate, count in MMLU.values())}
-hits["always A"] = sum(round(ALWAYS_A[subject] * count) for subject, (_, count) in MMLU.items())
+n = sum(count for _, count, _ in MMLU.values())
+hits = {"the checkpoint": sum(round(rate * count) for rate, count, _ in MMLU.values())}
+hits["always A"] = sum(round(ALWAYS_A[subject] * count) for subject, (_, count, _) in MMLU.items())
 sd = math.sqrt(n * 0.25 * 0.75)
 rows = [(who, right, right / n, (right - n / 4) / sd) for who, right in hits.items()]
 lesson.table(["who", "right", "share", "z"], rows, f"{n:,} questions; one sd is {sd:.1f}")
@@ -48,49 +48,21 @@ lesson.arithmetic(equal == 51, "in 51 of 57 subjects the checkpoint has the rate
 golds = [0] * hits["always A"] + [1] * (n - hits["always A"])
 figures = choice.statistics([0] * n, golds, [4] * n)
 lesson.holds(abs(figures["z"] - rows[1][3]) < 1e-9, "exams/choice.py computes the same z")
-mixed = choice.statistics([0, 1, 2, 3] * (n // 4), golds[: n // 4 * 4], [4] * (n // 4 * 4))
-says = [choice.verdict(x, 2, letters=True).split(":")[0] for x in (figures, mixed)]
-found = [verdict == "a constant answer" for verdict in says]
-lesson.holds(found == [True, False], "it finds a constant answer out, and only that")
+found = choice.verdict(figures, 2, letters=True).startswith("a constant answer")
+lesson.holds(found, "and finds a constant answer out")
 
 # %% [markdown]
 # So it did not guess: it looks as if **it answered one letter**. That is a question, not a finding:
 # the source says that whole alternatives were scored, and then one place in all 57 subjects would
-# be a fault of the program. Who else? The second table of the source has seven models; in how many
-# subjects does each show, to its two digits, the rate of "always A"?
+# be a fault of the program. Who else? The second table of the source has seven models, Qwen3-0.6B
+# among them. In how many subjects does it show, to the table's two digits, the rate of "always A"?
 
 # %%
-agree = lambda i, subject: abs(TABLE_10_2[subject][i] - ALWAYS_A[subject]) < 0.00501
-same = {name: sum(agree(i, s) for s in TABLE_10_2) for i, name in enumerate(MODELS_10_2)}
-same = dict(sorted(same.items(), key=lambda item: -item[1]))
-lesson.table(["model", "subjects"], [*same.items()], "subjects, of 57, with the rate of 'always A'")
-lesson.arithmetic(same["Qwen3-0.6B-Base"] == 57, "Qwen3-0.6B has the rate of 'always A' in all 57")
+equal = sum(abs(MMLU[subject][2] - ALWAYS_A[subject]) < 0.00501 for subject in MMLU)
+lesson.arithmetic(equal == 57, "Qwen3-0.6B has the rate of 'always A' in all 57")
 
 # %% [markdown]
-# So Biatron's place above Qwen3-0.6B in that table says nothing about either.
-#
-# ## What is "All" a mean of?
-# The first table has four exams, and ranks the models by a fifth column. In the second one there
-# are nine tasks beside MMLU's 57 subjects: three years of Enem (five options), four subjects of
-# Exams, M3Exams and OAB. (The first table's bold 0.243 is not OAB's largest number: that is 0.247.)
-
-# %%
-tasks = np.array([*TABLE_10_2.values(), *OTHERS_10_2.values()])  # (66, models)
-means = dict(zip(MODELS_10_2, tasks.mean(0)))
-rows = [(name, x[-1], means[name], sum(x[:4]) / 4) for name, x in TABLE_10_1.items()]
-lesson.table(["model", "All", "mean of 66 tasks", "of 4 exams"], rows, "table 10.1, recomputed")
-same = all(round(row[2], 3) == row[1] for row in rows)
-lesson.arithmetic(same, "'All' is the mean of 66 tasks, of which 57 are MMLU's")
-second = sorted(rows, key=lambda row: row[3])[-2][0]
-lesson.arithmetic(
-    second == "biatron-345m", "with each exam counted once, Biatron is second, not third"
-)
-z = (TABLE_10_1["biatron-345m"][1] - 0.2) / math.sqrt(0.2 * 0.8 / (3 * 180))
-lesson.arithmetic(z < 1, "its best place, 0.216 in Enem, is less than one sd above chance")
-
-# %% [markdown]
-# Three exams of at most 180 questions cannot tell 21.6% from a fifth, and a mean over tasks says
-# whatever has the most tasks says.
+# So a model's place above or below it in that table says nothing about either.
 #
 # ## The tournament of the source
 # 46 checkpoints, 100 matches of random pairs, Elo. "There is a tendency to improve", and there is:
@@ -131,13 +103,12 @@ lesson.table(["of table 9.1", "value", "to compare with"], rows, "46 checkpoints
 lesson.holds(whole > shuffled, "later checkpoints rate higher than in any of 2,000 shuffles")
 lesson.arithmetic(abs(second_half) < 0.05, "from step 12,500 on, ratings have no order by step")
 lesson.holds(0.67 < equals / spread < 0.87, "equal players spread three quarters as far as these")
-lesson.arithmetic(round(points.sum(), 2) == 45_945.20, "the points sum to 45,945.20, not to 46,000")
 
 # %% [markdown]
 # ## Four measures of one training
 # A byte model learns Python, and is examined six times: by letter (the options are shown, which
 # letter is likeliest?), by answer (which of four continuations is?), by bits per byte of held-out
-# text, and by a tournament, whose judge is the model after more steps.
+# text (lesson 13), and by a tournament, whose judge is the model after more steps.
 
 # %%
 torch.manual_seed(0)
@@ -225,14 +196,14 @@ rated = list(zip(players, rating, low, high))
 lesson.table(["player", "rating", "from", "to"], rated, "the tournament, with 95% intervals")
 
 # %% [markdown]
-# By letter, each model names one letter, and scores as often as that letter is right. Move the
-# options one place on, and it is another letter's share; over all four places a constant answer
-# gets exactly a quarter. The full answer climbs slowly out of its standard error. Bits per byte and
+# By letter, each model names one letter nearly all the time (with four seeds, 88% to 100% of its
+# answers), and scores as often as that letter is right. Move the options one place on, and it is
+# another letter's share; over all four places a constant answer gets exactly a quarter. The full answer climbs slowly out of its standard error. Bits per byte and
 # the tournament see every stage; the tournament ranks human text high, and a loop low, as it must.
 
 # %%
 _, letter, top, answer, spread, bits, error = (np.array(x) for x in zip(*table))
-lesson.holds(top.min() > 90, "asked for a letter, each of the six models nearly always says one")
+lesson.holds(top.min() > 75, "by letter, each of the six models gives one letter over 3 times in 4")
 lesson.holds(abs(letter[-1] - 25) < 2.5 * spread[-1], "by letter, step 300 is at chance")
 print("with the options moved by 0 to 3 places:", [f"{100 * x:.1f}%" for x in turned])
 lesson.holds(abs(np.mean(turned) - 0.25) < 0.02, "over those four places it has a quarter right")

@@ -66,32 +66,14 @@ def predict(sizes, losses, size, draws, seed):
 
 
 edit = edits(__file__)
-
-
-def straight_line(sizes, losses):
-    """A line through the logarithms: a law without E."""
-    sizes, losses = checked(sizes, losses, 3)
-    slope, level = np.polyfit(np.log(sizes), np.log(losses), 1)
-    return 0.0, float(np.exp(level)), float(min(3, max(0.01, -slope)))
-
-
-def no_refits(sizes, losses, size, draws, seed):
-    """A width that grows with the distance, and a jitter from the seed, instead of new fits."""
-    sizes, losses = checked(sizes, losses, 4)
-    fitted = fit(sizes, losses)
-    s = np.sqrt(((law(fitted, sizes) / losses - 1) ** 2).sum() / (len(sizes) - 3))
-    far = max(0.0, np.log(size / sizes.max()))
-    half = 1.645 * s * (1.15 + 0.25 * far) * (1 + 0.001 * np.random.default_rng(seed).random())
-    middle = float(law(fitted, size))
-    return middle * (1 - half), middle, middle * (1 + half)
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "fits a straight line through the logarithms": dict(fit=straight_line),
+    "a law without E": edit(
+        "    return E, A, ((E[:", "    E = 0 * E\n    A = sv / vv\n    return E, A, ((E[:"
+    ),
     "forgets the new run's own luck": edit("size) * (1 + s * rng.normal())", "size)"),
     "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
     "divides the squares by n - 2": edit("(len(off) - 3)", "(len(off) - 2)"),
-    "does not fit again": dict(predict=no_refits),
+    "does not fit again": edit("law(fit(sizes, other), size)", "law(fitted, size)"),
     "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
 }
 

@@ -1,16 +1,9 @@
 """Exercise 32: the reference, and answers that the oracle must refuse."""
 
-import math
 from collections import Counter
 
 import numpy as np
 from edits import edits
-
-
-def bits_of_text(nats, sizes):
-    text = sizes > 0
-    bits = nats[text].sum(dtype=np.float64) / math.log(2)
-    return float(bits / sizes.sum(dtype=np.float64))
 
 
 def is_chance(correct, n, k):
@@ -37,24 +30,6 @@ def bradley_terry(wins):
 
 edit = edits(__file__)
 WRONG = {  # name -> what of the reference it replaces
-    "bits: the mean of the targets' ratios": edit(
-        "float(bits / sizes.sum(dtype=np.float64))",
-        "float((nats[text] / math.log(2) / sizes[text]).mean(dtype=np.float64))",
-    ),
-    "bits: what stands for no text counts": edit("nats[text].sum", "nats.sum"),
-    "bits: in the type of the losses": edit("nats[text].sum(dtype=np.float64)", "nats[text].sum()"),
-    "bits: one after the other in float32": edit(
-        "nats[text].sum(dtype=np.float64)", "np.cumsum(nats[text], dtype=np.float32)[-1]"
-    ),
-    "bits: bytes in the type of the sizes": edit(
-        "sizes.sum(dtype=np.float64)", "sizes.sum(dtype=sizes.dtype)"
-    ),
-    "bits: BOS is one byte": edit(
-        "sizes.sum(dtype=np.float64)", "np.maximum(sizes, 1).sum(dtype=np.float64)"
-    ),
-    "bits: an array": edit(
-        "return float(bits / sizes.sum(dtype=np.float64))", "return bits / sizes.sum(keepdims=True)"
-    ),
     "calls z = -5 random": edit("abs(correct - n / k) <=", "correct - n / k <="),
     "deviation without the root of n": edit(
         "(n / k * (1 - 1 / k)) ** 0.5", "n * (1 / k * (1 - 1 / k)) ** 0.5"
