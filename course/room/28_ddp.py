@@ -1,16 +1,18 @@
 # %% [markdown]
-# # 28. Data parallel: average the gradients, and nothing else
+# # 28. Data parallel: average the gradients, and share what is kept
 #
 # **Question.** Each rank has a copy of the model and its own rows. Which ways of averaging the
-# gradients are right, and what does each send?
+# gradients are right? And if the ranks keep one copy together: what does each stage of ZeRO save,
+# and what does it send?
 #
 # **Afterwards** you can write a data-parallel wrapper that exchanges gradients while the backward
-# pass runs, and test for the three mistakes that raise no error.
+# pass runs, and a sharded optimizer, and test both for the mistakes that raise no error.
 #
-# Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
-# optimizations, two listings, ring all-reduce), "Segunda Otimização: Sincronizar um lote/bucket de
-# gradientes". Core files: `train.py`, `take_steps`; `optim.py`, `sum_over_ranks`. Before:
-# lesson 27. Next: lesson 28. Takes 14 seconds on two cores.
+# Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
+# optimizations, two listings, ring all-reduce), "Zero Redundancy Optimizer (ZeRO)";
+# *Armazenamento*, "Checkpoints fragmentados/distribuídos". Core files: `train.py`, `take_steps`;
+# `optim.py`, `sum_over_ranks`; `machinery/build.py`, `shard`. Before: lesson 27. Next: lesson 29.
+# Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -18,12 +20,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from config import PRESETS, GPTConfig
+from config import PRESETS
 from model import GPT
 
-CONFIG = GPTConfig(16, 64, 2, 2, 2, 16, n_embd=32, mlp_hidden=64, tie_embeddings=True)
-BUCKET = 16_384  # bytes
+BUCKET = 4096  # bytes
+LOG = []  # for each exchange, the bytes that this rank sends in a ring
 lesson.begin(28, "data parallel")
+
+
+# 1: for each rank to get the sum of its part, or all parts; 2: both
+def count(times, t):
+    world = dist.get_world_size()
+    LOG.append(times * t.nbytes * (world - 1) // world)
+
 
 # %% [markdown]
 # ## Average after the backward pass
@@ -35,8 +44,8 @@ lesson.begin(28, "data parallel")
 # `Naive` averages the gradients one by one, in `finish`, which is called between the last backward
 # pass of a step and the optimizer's step. A step may have several backward passes, one for each
 # *micro-batch*, whose gradients add up; `require_backward_grad_sync` is False for all but the last.
-# (The source and PyTorch's own wrapper have a switch of the same name, which `no_sync` sets.) `log`
-# has the bytes of each exchange, and `attach` is where other wrappers register their hooks.
+# (The source and PyTorch's own wrapper have a switch of the same name, which `no_sync` sets.)
+# `attach` is where other wrappers register their hooks.
 
 
 # %%
@@ -44,7 +53,6 @@ class Naive(nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
-        self.log = []
         self.sent = []
         self.require_backward_grad_sync = True
         self.params = [p for p in module.parameters() if p.requires_grad]
@@ -60,7 +68,7 @@ class Naive(nn.Module):
         return self.module(*inputs)
 
     def send(self, t):
-        self.log.append(t.nbytes)
+        count(2, t)
         return dist.all_reduce(t, async_op=True)  # the sum, in place, some time later
 
     def average(self, t):
@@ -78,6 +86,13 @@ class Naive(nn.Module):
 # autograd calls at some moment; `register_post_accumulate_grad_hook` calls it when `p.grad` is
 # complete. `Overlapped` sends each gradient then, while the backward pass goes on, and waits for
 # the sums in `finish`.
+#
+# Many small messages are slow. So in `Bucketed` all gradients lie end to end in one flat tensor,
+# each `p.grad` is a view of its place there, and slices of equal size (*buckets*) are sent when
+# they are full. The view does not stay: `optimizer.zero_grad()` sets `p.grad` to None, by default,
+# and the next backward pass puts a fresh tensor there. `adopt` takes such a gradient back into its
+# place. `StaleBuckets` is the same class without it. (A weight that gets no gradient in some step
+# would leave its bucket unsent: PyTorch's wrapper asks for `find_unused_parameters` then.)
 
 
 # %%
@@ -96,31 +111,17 @@ class Overlapped(Naive):
         self.sent = []
 
 
-# %% [markdown]
-# ## In buckets
-# Many small messages are slow. So all gradients lie end to end in one flat tensor, each `p.grad` is
-# a view of its place there, and slices of equal size (*buckets*) are sent when they are full.
-#
-# The view does not stay. `optimizer.zero_grad()` sets `p.grad` to None, by default, and the next
-# backward pass puts a fresh tensor there. `adopt` takes such a gradient back into its place.
-# `StaleBuckets` is the same class without it.
-
-
-# %%
 class Bucketed(Overlapped):
     def __init__(self, module):
         super().__init__(module)
-        n = sum(p.numel() for p in self.params)
-        end = 0
-        self.place = {}
-        flat = torch.zeros(n)
-        done = torch.zeros(n, dtype=torch.bool)
+        order = self.params[::-1]  # the last layer's gradients come first
+        sizes = [p.numel() for p in order]
+        flat = torch.zeros(sum(sizes))
+        done = torch.zeros(sum(sizes), dtype=torch.bool)
         self.buckets = list(zip(flat.split(BUCKET // 4), done.split(BUCKET // 4)))
-        for p in reversed(self.params):  # the last layer's gradients come first
-            here = slice(end, end + p.numel())
-            end = here.stop
-            p.grad = flat[here].view_as(p)
-            self.place[p] = (flat[here].view_as(p), done[here])
+        self.place = dict(zip(order, zip(flat.split(sizes), done.split(sizes))))
+        for p, (place, _) in self.place.items():
+            p.grad = place.view_as(p)
 
     def adopt(self, p, view):
         if p.grad.data_ptr() != view.data_ptr():
@@ -128,16 +129,13 @@ class Bucketed(Overlapped):
 
     def hook(self, p):
         if self.require_backward_grad_sync:
-            self.adopt(p, self.place[p][0])
-            self.place[p][1].fill_(True)
+            place, done = self.place[p]
+            self.adopt(p, place.view_as(p))
+            done.fill_(True)
             for bucket, full in self.buckets:
                 if full.all():
                     self.sent.append((bucket, self.send(bucket)))
                     full.zero_()
-
-    def finish(self):
-        assert len(self.sent) == len(self.buckets), "a weight got no gradient: its bucket waits"
-        super().finish()
 
 
 class StaleBuckets(Bucketed):
@@ -146,10 +144,9 @@ class StaleBuckets(Bucketed):
 
 
 # %% [markdown]
-# ## The source's two listings
-# Both call an averaging function from a hook; nothing is left for the end. The first hook belongs
-# to the tensor and gets the gradient of *this* backward pass. The second runs when the gradient has
-# been added up, and is handed the *parameter*.
+# The source has two listings. Both call an averaging function from a hook; nothing is left for the
+# end. The hook of the first belongs to the tensor and gets the gradient of *this* backward pass.
+# (That of the second is handed the *parameter*, and so averages weights.)
 
 
 # %%
@@ -165,73 +162,195 @@ class TensorHook(Naive):
         pass
 
 
-class ParameterHook(TensorHook):
-    def attach(self, p):
-        p.register_post_accumulate_grad_hook(lambda p: self.hook(p.data))
+# %% [markdown]
+# ## One copy for all: ZeRO
+# In data parallelism all ranks keep the same things. In fp32, P parameters take 4 P bytes, their
+# gradients 4 P, AdamW's moments (the running means of the gradient and of its square) 8 P. Stage 1
+# of ZeRO shards the moments over N ranks, stage 2 the gradients too, stage 3 the weights too; stage
+# 0 is plain data parallelism. Each rank holds
+#
+#     stage   weights   gradients   moments   sent in a step, (N - 1) / N times
+#     0       4 P       4 P         8 P       8 P
+#     1       4 P       4 P         8 P / N   8 P
+#     2       4 P       4 P / N     8 P / N   4 P, and 4 P for each micro-batch
+#     3       4 P / N   4 P / N     8 P / N   12 P for each micro-batch
+#
+# and sends what stands in the last column. (In mixed precision it is 2 P, 2 P and 12 P: the fp32
+# weights that are updated count as state of the optimizer. 7.5B parameters on 64 ranks then take
+# 120, 31.4, 16.6 and 1.9 GB: the example of the paper, ZeRO 2019.)
+#
+# *Stage 1*: a parameter has one owner, which alone keeps its moments, updates it, and tells the
+# others. To a training loop this looks like any optimizer, `param_groups` included, into which a
+# schedule writes the learning rate. Which rank owns what must come out the same on all ranks,
+# without asking; here, layers (matrix and bias) take turns, which is even if all are alike.
+
+
+# %%
+class ShardedOptimizer(torch.optim.Optimizer):
+    """cls(params, **options), with the state of each parameter on one rank only."""
+
+    def __init__(self, params, cls, **options):
+        self.local = cls(params, **options)
+        super().__init__(self.local.param_groups, {})
+        self.param_groups = self.local.param_groups  # a rate written here is read there
+
+    def owners(self):
+        params = [p for group in self.param_groups for p in group["params"]]
+        return {p: i // 2 % dist.get_world_size() for i, p in enumerate(params)}
+
+    def step(self):
+        for p, owner in self.owners().items():
+            if owner != dist.get_rank():
+                p.grad = None  # then `local` passes it over, and makes no state for it
+        self.local.step()
+        for p, owner in self.owners().items():
+            dist.broadcast(p.data, owner)
+            count(1, p)
 
 
 # %% [markdown]
-# ## Seven ways, five steps
-# Two ranks, each with half of the rows, in one micro-batch (k = 1) or in two (k = 2), and one
-# process that sees all rows. The judge is PyTorch's own `DDP`.
+# *Stages 2 and 3*: a *unit* holds the parameters of a layer end to end, cut into one equal shard
+# per rank; a rank updates its own. An all-reduce is a *reduce-scatter* (each rank gets the sum of
+# *its* shard) and an *all-gather* (everybody gets all shards). ZeRO takes the two apart and updates
+# in between. In a ring, a rank sends (N - 1) / N of the tensor in each. Checkpoints follow: every
+# rank writes its own shard. (`machinery/build.py` calls PyTorch's `fully_shard`, which is stage 3.)
+
 
 # %%
-HAND_MADE = [Naive, Overlapped, Bucketed, StaleBuckets, TensorHook, ParameterHook]
-WAYS = {"DDP": nn.parallel.DistributedDataParallel} | {way.__name__: way for way in HAND_MADE}
+class Unit:
+    def __init__(self, layer, stage):
+        self.params = [*layer.parameters()]
+        self.stage = stage
+        self.flat = nn.utils.parameters_to_vector(self.params).detach()
+        nn.utils.vector_to_parameters(self.flat, self.params)  # they are views of it from here on
+        mine = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
+        self.mine = nn.Parameter(mine.clone() if stage == 3 else mine)
+        for p in self.params:  # gradients leave as they come
+            p.register_post_accumulate_grad_hook(self.hook)
+        if stage == 3:  # weights come before use, and go
+            self.free()
+            layer.register_forward_pre_hook(self.gather)
+            layer.register_forward_hook(self.free)
+            layer.register_full_backward_pre_hook(self.gather)
+
+    def free(self, *_):
+        self.flat.untyped_storage().resize_(0)  # its shape stays, its memory goes
+
+    def gather(self, *_):
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
+        dist.all_gather_into_tensor(self.flat, self.mine.data.clone())
+        count(1, self.flat)
+
+    def hook(self, _):
+        if any(p.grad is None for p in self.params):
+            return
+        whole = torch.cat([p.grad.flatten() for p in self.params]) / dist.get_world_size()
+        part = torch.empty_like(self.mine)
+        dist.reduce_scatter_tensor(part, whole)  # the mean gradient of my shard
+        count(1, whole)
+        self.mine.backward(part)  # adds it to mine.grad
+        for p in self.params:
+            p.grad = None
+        if self.stage == 3:
+            self.free()
 
 
-# -> weights after five steps, bytes of each exchange of the last one, how many were early
-def train(way, rank, world, k, to_none=True):
-    torch.manual_seed(rank)  # other weights on each rank, until the wrapper makes them equal
-    model = GPT(CONFIG)
-    model.init_weights()
-    model.blocks[0].attn.q.weight.requires_grad_(False)
-    wrapped = WAYS[way](model) if way else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for rows in torch.randint(64, (5, 8, 17), generator=torch.Generator().manual_seed(1)):
-        optimizer.zero_grad(set_to_none=to_none)
-        wrapped.log = []
+# %% [markdown]
+# ## Eight ways, five steps
+# Two ranks, each with half of the rows, in k = 1 or k = 2 micro-batches, and as the judge one
+# process that sees all rows. In the first table, "error, 2" is the distance to that process for
+# k = 2, "apart, 2" that of the two ranks. "early" counts the exchanges begun before the backward
+# pass ends.
+
+
+# %%
+WAYS = {way.__name__: way for way in (Naive, Overlapped, Bucketed, StaleBuckets, TensorHook)}
+
+
+# bytes of weights, gradients and moments that are here now
+def held(layers, optimizer):
+    tensors = {*layers.parameters(), *optimizer.param_groups[0]["params"]}
+    storages = [t.untyped_storage() for t in tensors]
+    weights = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+    gradients = sum(t.grad.nbytes for t in tensors if t.grad is not None)
+    states = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
+    return weights, gradients, sum(t.nbytes for t in states)
+
+
+# -> weights after five steps; of the last one: log, exchanges before its end, what was held then
+def train(way, rank, world, k=1):
+    torch.manual_seed(rank if way in WAYS else 0)  # a wrapper makes the weights equal
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(31, 31), nn.Tanh()) for _ in range(4)))
+    model = WAYS[way](layers) if way in WAYS else layers
+    units = [Unit(layer, way) for layer in layers] if way in (2, 3) else []
+    params = [unit.mine for unit in units] or [*layers.parameters()]
+    AdamW = torch.optim.AdamW
+    optimizer = ShardedOptimizer(params, AdamW, lr=0.01) if way == 1 else AdamW(params, lr=0.01)
+    for rows in torch.randn(5, 8, 2, 31, generator=torch.Generator().manual_seed(1)):
+        optimizer.zero_grad()
+        LOG.clear()
         parts = rows.chunk(world)[rank].chunk(k)
         for part in parts:
-            wrapped.require_backward_grad_sync = part is parts[-1]
-            (wrapped(part[:, :-1], part[:, 1:]) / k).backward()
-        early = len(wrapped.log)
-        if hasattr(wrapped, "finish"):  # DDP has none
-            wrapped.finish()
+            model.require_backward_grad_sync = part is parts[-1]
+            ((model(part[:, 0]) - part[:, 1]).square().mean() / k).backward()
+        early = len(LOG)
+        here = held(layers, getattr(optimizer, "local", optimizer))
+        if way in WAYS:
+            model.finish()
+        for p, owner in optimizer.owners().items() if way == 1 else ():
+            dist.reduce(p.grad, owner)  # who alone needs the mean
+            p.grad /= world
+            count(1, p.grad)
         optimizer.step()
-    return nn.utils.parameters_to_vector(model.parameters()).detach(), wrapped.log, early
+        for unit in units if way == 2 else ():
+            unit.gather()
+    log = list(LOG)
+    for unit in units:  # for the comparison
+        unit.gather()
+    return nn.utils.parameters_to_vector(layers.parameters()).detach(), log, early, here
 
 
 def compare(rank, world):
-    out = {(way, k): train(way, rank, world, k) for way in WAYS for k in (1, 2)}
-    return train(None, 0, 1, 1)[0], out, train("StaleBuckets", rank, world, 2, to_none=False)[0]
+    out = {(way, k): train(way, rank, world, k) for way in [*WAYS, 1, 2, 3] for k in (1, 2)}
+    return out, train("one process", 0, 1)[0]
 
 
-(alone, first, zeroed), (_, second, _) = lesson.ranks(2, compare, timeout_s=150)
-rows = []
+(first, alone), (second, _) = lesson.ranks(2, compare, timeout_s=150)
+size = alone.nbytes  # of the weights, and of the gradients
 far = lambda a, b: (a - b).abs().max().item()
-for way in WAYS:
-    log, early = first[way, 2][1:]
-    known = (len(log), sum(log), "yes" if early else "no") if log else (None, None, "")
-    one, other = ([rank[way, k][0] for k in (1, 2)] for rank in (first, second))
-    off = [far(x, alone) for x in one] + [far(x, y) for x, y in zip(one, other)]
-    rows.append((way, *known, *(float(f"{x:.1g}") for x in off)))
-columns = ["way", "sends", "bytes", "early", "error, k=1", "k=2", "apart, k=1", "apart, k=2"]
-lesson.table(columns, rows, "two ranks, five steps: distance of a weight to one process, to a rank")
 
-right, (stale, tensor_hook, parameter_hook) = rows[:4], rows[4:]
-size = 4 * (len(alone) - 32 * 32)  # bytes of the gradients; the frozen matrix has none
-lesson.holds(max(max(row[4:6]) for row in right) < 1e-6, "four ways equal one process, to 1e-6")
-lesson.holds(max(max(row[6:]) for row in right) == 0, "the ranks of these four: the same bits")
-sent = all(sum(first[row[0], k][1]) == size for row in right[1:] for k in (1, 2))
-lesson.holds(sent, "each gradient is exchanged once a step, whatever the micro-batches")
-sends = [(row[1], row[3]) for row in right[1:]] == [(12, "no"), (12, "yes"), (5, "yes")]
-lesson.holds(sends and -(-size // BUCKET) == 5, "hooks send early: 12 weights, or 5 buckets")
-drift = min(stale[6:]) > 1e-3 and stale[1:4] == right[3][1:4]
-lesson.holds(drift, "stale buckets send as many bytes, and the ranks drift apart")
-lesson.holds(far(zeroed, alone) < 1e-6, "zero_grad(set_to_none=False) makes stale buckets right")
+
+# distances of a weight to one process and to the other rank, for k = 1 and k = 2
+def off(way):
+    pairs = [(first[way, k][0], second[way, k][0]) for k in (1, 2)]
+    return [far(x, alone) for x, _ in pairs] + [far(*pair) for pair in pairs]
+
+
+rows = []
+for way in WAYS:
+    _, log, early, _ = first[way, 2]
+    rows.append((way, len(log), early, sum(log), *off(way)))
+columns = ["way", "sends", "early", "bytes", "error, 1", "error, 2", "apart, 1", "apart, 2"]
+lesson.table(columns, rows, "two ranks, five steps: largest distance of a weight")
+
+right, (stale, tensor_hook) = rows[:3], rows[3:]
+lesson.holds(max(max(row[4:]) for row in right) < 1e-5, "three ways equal one process, to 1e-5")
+sends = [row[1:4] for row in right] == [(8, 0, size), (8, 8, size), (4, 4, size)]
+lesson.holds(sends, "each gradient travels once; hooks send 8 tensors, or 4 buckets, early")
+lesson.holds(min(stale[6:]) > 1e-3, "with stale buckets the ranks drift apart")
 lesson.holds(tensor_hook[6] == 0 and tensor_hook[7] > 1e-3, "TensorHook is right for k = 1 only")
-lesson.holds(min(parameter_hook[6:]) > 1e-3, "ParameterHook averages weights: the ranks drift")
+
+# %%
+rows = []
+for stage, way in enumerate(("Naive", 1, 2, 3)):
+    sent = [sum(first[way, k][1]) for k in (1, 2)]
+    rows.append((stage, max(off(way)), *first[way, 1][3], *sent))
+columns = ["stage", "error", "weights", "gradients", "moments", "sent, k=1", "sent, k=2"]
+lesson.table(columns, rows, f"ZeRO on two ranks, {len(alone):,} parameters: bytes held, and sent")
+lesson.holds(max(row[1] for row in rows) < 1e-5, "all stages equal one process, to 1e-5")
+shares = [[x / size for x in row[2:]] for row in rows]
+planned = [[1, 1, 2, 1, 1], [1, 1, 1, 1, 1], [1, 0.5, 1, 1, 1.5], [0.5, 0.5, 1, 1.5, 3]]
+lesson.holds(shares == planned, "bytes held and sent are those of the list above, in all stages")
 
 # %% [markdown]
 # ## Why buckets
@@ -271,36 +390,58 @@ in_buckets = lambda size: [min(size, total - i) for i in range(0, total, size)]
 plans = {"Naive": (tensor_bytes, False), "Overlapped": (tensor_bytes, True)}
 plans |= {f"Bucketed, {mb} MB": (in_buckets(mb * 1_000_000), True) for mb in (25, 100)}
 plans["one bucket"] = [total], True
-wait = lambda plan, N: 1e3 * (exchanges(plan[0], N, plan[1])[-1][1] - backward_s)
-rows = [(way, len(p[0]), *(wait(p, N) for N in (2, 16, 128, 512))) for way, p in plans.items()]
-columns = ["way", "k", "N = 2", "N = 16", "N = 128", "N = 512"]
-lesson.table(columns, rows, "ms of waiting after the backward pass, on N nodes")
-small, large, one = ([row[i] for i in (2, 3, 4, 5)] for row in rows[2:])
-lesson.arithmetic(small[3] > one[3], "at 512 nodes, buckets of 25 MB wait longer than one exchange")
-lesson.arithmetic(large[3] < one[3] / 5, "100 MB buckets wait least: more nodes, larger buckets")
 
 # %%
+waits = []
 fig = lesson.figure(8, 4)
 ax = fig.subplots()
 for y, (sizes, overlap) in enumerate(plans.values()):
     spans = [(1e3 * a, 1e3 * (b - a)) for a, b in exchanges(sizes, 128, overlap)]
+    waits.append(sum(spans[-1]) - 1e3 * backward_s)
     ax.broken_barh([(0, 1e3 * backward_s)], (y - 0.35, 0.3), color="lightgray")
     ax.broken_barh(spans, (y, 0.3), color=f"C{y}", edgecolor="white", linewidth=0.05)
-    ax.text(sum(spans[-1]) + 5, y + 0.15, f"+ {rows[y][4]:.0f} ms", va="center", color=f"C{y}")
+    ax.text(sum(spans[-1]) + 5, y + 0.15, f"+ {waits[y]:.0f} ms", va="center", color=f"C{y}")
 ax.set_yticks(range(len(plans)), plans), ax.invert_yaxis()
 ax.set(xlim=(0, 650), xlabel="ms", title="a backward pass (gray) and its exchanges, 128 nodes")
 lesson.save(fig, "28_ddp")
+lesson.arithmetic(
+    max(waits[2:4]) < waits[4] / 10, "in buckets: less than a tenth of the wait for one"
+)
 
 # %% [markdown]
+# On 128 nodes the exchange of one tensor is mostly alpha: `Overlapped` is still sending when a
+# single exchange would be over. On 512 nodes alpha counts four times as much, and buckets should be
+# larger.
+#
+# ## What else is in memory, and what else can be cut
+# There is a fourth thing, which no stage of ZeRO shards: what the forward pass keeps for the
+# backward pass, the *activations*. Korthikanti et al. (2022, "Reducing Activation Recomputation in
+# Large Transformer Models") count 34 bytes per token, channel and layer in bf16; if each layer's
+# forward pass is done again during the backward pass, only its input is kept: 2 bytes. A model of
+# 70B parameters (80 layers of 8,192 channels) on 512 GPUs with ZeRO-3 has 2 GB of states on each,
+# and the activations of one row of 4,096 tokens are 91 GB. So ZeRO is combined with other cuts:
+#
+# - tensor (TP, lesson 29) cuts channels and heads, and sends activations, 4 times a layer;
+# - sequence (SP, lesson 29) cuts positions between the matrices, for the same bytes as TP;
+# - context (CP, lesson 20) cuts positions, and sends keys and values, once per attention;
+# - pipeline (PP, lesson 30) cuts layers, and sends activations, between stages;
+# - expert (EP, lesson 29) cuts experts, and sends tokens, 4 times a layer.
+#
 # ## Trap
-# All three wrong ways train, and none raises an error. Each averages a tensor that is not the
-# gradient any more, or not yet: `StaleBuckets` sends a flat tensor that no `p.grad` lies in since
-# the first `zero_grad()`. `TensorHook` gets the last micro-batch's gradient alone; the sum of the
-# earlier ones differs from rank to rank. `ParameterHook` gets the parameter. A test that calls
-# `zero_grad(set_to_none=False)`, or trains with one micro-batch, sees two of them pass.
+# The wrong ways train, and none raises an error. Each averages a tensor that is not the gradient
+# any more, or not yet: `StaleBuckets` sends a flat tensor that no `p.grad` lies in since the first
+# `zero_grad()`. `TensorHook` gets the last micro-batch's gradient alone; the sum of the earlier
+# ones differs from rank to rank. The first passes a test that calls
+# `zero_grad(set_to_none=False)`, the second one that trains with one micro-batch. Average `p.grad`,
+# ask where it lies, and test that the ranks are equal, bit for bit.
+#
+# With ZeRO there is one more: a rank that clips gradients by the norm of what *it* holds uses
+# another factor than its neighbour. Only the squared norms of all shards add up to that of the
+# gradient. And accumulation saves traffic in plain data parallelism, not in stages 2 and 3: they
+# have no room for whole gradients, so they exchange those of every micro-batch.
+#
 # This trainer sums after backward: its model is one compiled graph, so nothing overlaps. Its loss
 # is divided by the targets of all ranks, which makes the sum the mean.
-# Average `p.grad`, ask where it lies, and test that the ranks are equal, bit for bit.
 #
 # ## Exercise
 # `exercises/ex28.py`: the ring all-reduce. `python course/check.py 28`

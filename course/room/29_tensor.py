@@ -1,30 +1,34 @@
 # %% [markdown]
-# # 29. Tensor parallel: cutting a matrix
+# # 29. A layer on many devices: cuts of a matrix, and experts
 #
 # **Question.** A layer's matrices can be cut along their columns or along their rows. Which cut
-# needs which exchange?
+# needs which exchange? And if each device has whole MLPs of its own, and the tokens travel: what is
+# lost when many of them want the same one?
 #
 # **Afterwards** you can cut a transformer layer over several ranks with two exchanges in the
-# forward pass, and say why such a cut should end at the edge of a machine.
+# forward pass, send tokens to experts and back, and say what keeps the experts' load even.
 #
 # Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Tensor (TP) Nos Blocos do
-# Transformers", "Paralelismo de Sequência". Core file: `model.py`, `Block`.
-# Before: lesson 28. Next: lesson 20. Takes 12 seconds on two cores.
+# Transformers", "Paralelismo de Sequência", "Paralelismo de Expert". Core file: `model.py`,
+# `Block`, `MLP` (what an expert is). Before: lesson 28. Next: lesson 30.
+# Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
-import math
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from config import PRESETS, GPTConfig
+from config import GPTConfig
 from model import Block, Context, attend, rms_norm
 
 SHAPE = dict(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, mlp_hidden=64)
 CONFIG = GPTConfig(**SHAPE, mlp="swiglu", nope_every=1, qk_norm=False)
-lesson.begin(29, "tensor parallel")
+E = 8  # experts
+TOP = 2  # experts per token
+C = 16  # channels of a token
+TOKENS = 512
+lesson.begin(29, "a layer on many devices")
 torch.set_num_threads(1)
 
 # %% [markdown]
@@ -70,24 +74,22 @@ def second(hidden, cut):
     return summed([h @ b for h, b in zip(hidden, B.chunk(N))])
 
 
+off = lambda y, want: ((y - want).norm() / want.norm()).item()
 rows = []
 want = f(x @ A) @ B
 for one in ("columns", "rows"):
     for two in ("rows", "columns"):
         sent.clear()
         y = second([f(h) for h in first(one)], two)
-        rows.append((one, two, len(sent), sum(sent), ((y - want).norm() / want.norm()).item()))
-early = summed([f(c @ a) for c, a in zip(x.chunk(N, 1), A.chunk(N))]) @ B  # f before the sum
-rows.append(("rows, f too early", "-", 1, None, ((early - want).norm() / want.norm()).item()))
+        rows.append((one, two, len(sent), sum(sent), off(y, want)))
 columns = ["A cut by", "B cut by", "exchanges", "bytes", "relative error"]
 lesson.table(columns, rows, "y = f(x A) B on four ranks, forward")
-lesson.holds(max(row[4] for row in rows[:4]) < 1e-5, "all four cuts compute the same y")
-one_sum = rows[0][2:4] == (1, 2 * x.nbytes * (N - 1) // N)
-lesson.holds(one_sum, "columns, then rows: one exchange, an all-reduce as large as x")
-lesson.holds(
-    min(row[3] for row in rows[1:4]) > 2 * rows[0][3], "the other three send over twice as much"
-)
-lesson.holds(rows[4][4] > 0.1, "f of the parts of a sum is not f of the sum")
+lesson.holds(max(row[4] for row in rows) < 1e-5, "all four cuts compute the same y")
+lesson.holds(rows[0][2] == 1, "columns, then rows: one exchange, an all-reduce as large as x")
+less = min(row[3] for row in rows[1:]) > 2 * rows[0][3]
+lesson.holds(less, "the other three send over twice as much")
+early = summed([f(c @ a) for c, a in zip(x.chunk(N, 1), A.chunk(N))]) @ B
+lesson.holds(off(early, want) > 0.1, "f of the parts of a sum, summed, is not f of the sum")
 
 # %% [markdown]
 # ## A whole layer
@@ -96,151 +98,241 @@ lesson.holds(rows[4][4] > 0.1, "f of the parts of a sum is not f of the sum")
 # backward pass the roles turn: the gradient of the pair's input is a sum over the ranks, so there
 # is an all-reduce at the entrance.
 #
-# Between the pairs, tensor parallelism (TP) repeats the norms on every rank. Sequence parallelism
-# (SP) gives each rank a part of the positions there: the entrance gathers (all-gather), the exit
-# sums and keeps a part (reduce-scatter).
+# This is *tensor parallelism* (TP). Between the pairs it repeats the norms on every rank. Sequence
+# parallelism (SP) gives each rank a part of the positions there. Its entrance gathers (all-gather),
+# its exit sums and keeps a part (reduce-scatter): twice as many exchanges, and the same bytes, as
+# these two are the halves of an all-reduce.
+#
+# **How far?** Heads are not cut: the number of ranks must divide that of the query and of the
+# key/value heads. And the exchanges cannot hide behind other work, as the next matrix waits for
+# them. Take a layer of width 8,192, that is 12 x 8,192^2 weights, and 4,096 tokens, with 400
+# TFLOP/s on a GPU, 450 GB/s between the 8 GPUs of a machine, and 50 GB/s beyond (assumed figures).
+# Cut over 8 GPUs, its matrices take 6.2 ms of a step, its exchanges in bf16 1.0 ms. Cut over 16, in
+# two machines, they take 3.1 and 10.1 ms. So such a cut ends at the edge of a machine.
 
 
 # %%
-LOG = []  # (exchange, bytes that a rank sends if it is done in a ring)
+LOG = []  # bytes that a rank sends in each exchange, if it is done in a ring
 
 
-# x (T, ...): over the ranks, sum it, join the parts, or sum it and keep a part
-def exchange(kind, x):
+def all_reduce(x):
     world = dist.get_world_size()
-    if kind == "all-reduce":
-        y = x.clone()
-        sent = 2 * x.nbytes * (world - 1) // world
-        dist.all_reduce(y)
-    elif kind == "all-gather":
-        y = x.new_empty(len(x) * world, *x.shape[1:])
-        sent = x.nbytes * (world - 1)
-        dist.all_gather_into_tensor(y, x.contiguous())
-    else:
-        y = x.new_empty(len(x) // world, *x.shape[1:])
-        sent = x.nbytes * (world - 1) // world
-        dist.reduce_scatter_tensor(y, x.contiguous())
-    LOG.append((kind, sent))
+    LOG.append(2 * x.nbytes * (world - 1) // world)
+    y = x.clone()
+    dist.all_reduce(y)
     return y
 
 
-# an exchange in the forward pass, another in the backward pass; None: nothing
+# an all-reduce: at the exit of a pair in the forward pass, at its entrance in the backward pass
 class Border(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, kind, backward_kind):
-        ctx.kind = backward_kind
-        return exchange(kind, x) if kind else x.view_as(x)
+    def forward(ctx, x, entrance):
+        ctx.entrance = entrance
+        return x.view_as(x) if entrance else all_reduce(x)
 
     @staticmethod
     def backward(ctx, g):
-        return exchange(ctx.kind, g) if ctx.kind else g, None, None
+        return all_reduce(g) if ctx.entrance else g, None
 
 
-BORDERS = {  # way -> entrance, exit
-    "TP": ((None, "all-reduce"), ("all-reduce", None)),
-    "TP + SP": (("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")),
-}
-
-
-# one layer with the matrices of this rank: x (T, B, C), with SP (T / N, B, C) -> the same
-def block(x, w, entrance, exit):
-    h = Border.apply(rms_norm(x), *entrance)  # (T, B, C)
+# one layer with the matrices of this rank: x (B, T, C) -> the same
+def block(x, w):
+    h = Border.apply(rms_norm(x), True)
     q, k, v = (F.linear(h, w[n]).unflatten(2, (-1, CONFIG.head_dim)) for n in "qkv")
-    y = attend(*(t.permute(1, 2, 0, 3) for t in (q, k, v)), None)  # (B, H / N, T, D)
-    x = x + Border.apply(F.linear(y.permute(2, 0, 1, 3).flatten(2), w["out"]), *exit)
-    h = Border.apply(rms_norm(x), *entrance)
-    hidden = F.silu(F.linear(h, w["gate"])) * F.linear(h, w["up"])  # (T, B, mlp_hidden / N)
-    return x + Border.apply(F.linear(hidden, w["down"]), *exit)
+    y = attend(*(t.transpose(1, 2) for t in (q, k, v)), None)  # (B, H / N, T, D)
+    x = x + Border.apply(F.linear(y.transpose(1, 2).flatten(2), w["out"]), False)
+    h = Border.apply(rms_norm(x), True)
+    hidden = F.silu(F.linear(h, w["gate"])) * F.linear(h, w["up"])  # (B, T, mlp_hidden / N)
+    return x + Border.apply(F.linear(hidden, w["down"]), False)
 
 
-# -> distances to the project's own Block, exchanges of forward and of both, values normed
-def cut_layer(rank, world, way):
+# -> largest distance to the project's own Block, bytes of each exchange, how many were forward
+def cut_layer(rank, world):
     torch.manual_seed(0)
     whole = Block(CONFIG, 0)
-    x = torch.randn(16, 4, 32)  # (T, B, C)
-    a = x.clone().requires_grad_()
-    plain = Context(*[None] * 5)  # no rotation, no mask, no cache
-    want = whole(a.transpose(0, 1), None, plain).transpose(0, 1)
-    (want.square().sum() / 64).backward()
+    a = torch.randn(4, 16, 32, requires_grad=True)  # (B, T, C)
+    b = a.detach().clone().requires_grad_()
+    want = whole(a, None, Context(*[None] * 5))  # no rotation, no mask, no cache
+    want.square().sum().backward()
     split = {name.split(".")[-2]: p for name, p in whole.named_parameters()}
     part = lambda name, p: p.chunk(world, 1 if name in ("out", "down") else 0)[rank]
     w = {name: part(name, p.detach()).clone().requires_grad_() for name, p in split.items()}
-    mine = (lambda t: t.chunk(world)[rank]) if way == "TP + SP" else lambda t: t
-    b = mine(x).clone().requires_grad_()
-    LOG.clear()
-    y = block(b, w, *BORDERS[way])
-    forward = list(LOG)
-    (y.square().sum() / 64).backward()
-    gradients = [(w[name].grad, part(name, p.grad)) for name, p in split.items()]
-    far = lambda pairs: max((s - t).abs().max().item() for s, t in pairs)
-    distances = far([(y, mine(want))]), far([(b.grad, mine(a.grad))]), far(gradients)
-    return distances, forward, list(LOG), b.numel()
+    y = block(b, w)
+    forward = len(LOG)
+    y.square().sum().backward()
+    pairs = [(w[name].grad, part(name, p.grad)) for name, p in split.items()]
+    pairs += [(y, want), (b.grad, a.grad)]
+    return max(((s - t).norm() / t.norm()).item() for s, t in pairs), LOG, forward
+
+
+# %% [markdown]
+# ## Experts
+# A *mixture of experts* has many MLPs in the place of one. For each token a router gives every
+# expert a score (one matrix product). The two experts with the largest scores compute the token,
+# and their outputs are added, weighted by a softmax over the two scores: the *gates*. So a model
+# has the weights of eight MLPs and pays for two.
+#
+# With the experts on several ranks, a token's copies travel to its experts, and the results back.
+# Each rank sends every other rank another number of rows: an *all-to-all*. The counts go first, so
+# that the receiver knows how much will come.
+
+
+# %%
+def gates(scores):
+    """(tokens, E) -> weights of the TOP experts of each token, 0 for the others."""
+    best = scores.topk(TOP, 1)
+    return torch.zeros_like(scores).scatter(1, best.indices, best.values.softmax(1))
+
+
+def expert(x, w1, w2):
+    return F.relu(x @ w1) @ w2
+
+
+def all_to_all(x, counts, arriving):
+    y = x.new_empty(sum(arriving), *x.shape[1:])
+    dist.all_to_all_single(y, x, arriving, counts)
+    return y
+
+
+def experts_on_ranks(x, g, w1, w2, rank, world):
+    """x (t, C) and gates g (t, E) of this rank's tokens; w1, w2 of its own experts are used."""
+    e, t = g.T.nonzero(as_tuple=True)  # a copy of token t for expert e, sorted by expert
+    here = E // world  # experts on a rank
+    counts = (e // here).bincount(minlength=world)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts)
+    counts, arriving = counts.tolist(), arriving.tolist()
+    guests = all_to_all(x[t], counts, arriving)
+    wants = all_to_all(e, counts, arriving)
+    done = torch.zeros_like(guests)
+    for i in range(rank * here, (rank + 1) * here):
+        done[wants == i] = expert(guests[wants == i], w1[i], w2[i])
+    back = all_to_all(done, arriving, counts)
+    y = torch.zeros_like(x).index_add(0, t, g[t, e, None] * back)
+    return y, (sum(counts) - counts[rank] + sum(arriving) - arriving[rank]) * 4 * C  # sent
+
+
+def layer():
+    """-> tokens, weights of the experts, gates by name."""
+    r = torch.Generator().manual_seed(0)
+    x, w1, w2 = (torch.randn(*s, C, generator=r) for s in ((TOKENS,), (E, C), (E, C)))
+    router = torch.randn(C, E, generator=r) / C**0.5
+    return x, w1, w2, {"random": gates(x @ router), "skewed": gates((x + 0.5) @ router)}
+
+
+def on_one(g):
+    x, w1, w2, _ = layer()
+    return sum(g[:, e, None] * expert(x, w1[e], w2[e]) for e in range(E))
 
 
 def both(rank, world):
-    return {way: cut_layer(rank, world, way) for way in BORDERS}
+    x, w1, w2, routed = layer()
+    mine = slice(rank * TOKENS // world, (rank + 1) * TOKENS // world)
+    here = {n: experts_on_ranks(x[mine], g[mine], w1, w2, rank, world) for n, g in routed.items()}
+    return cut_layer(rank, world), here
 
 
 # %%
 ranks = lesson.ranks(2, both, timeout_s=150)
+worst = max(cut[0] for cut, _ in ranks)
+_, log, forward = ranks[0][0]
+print(f"a layer on two ranks: relative error {worst:.1g}; each sends {log} bytes")
+lesson.holds(worst < 1e-4, "cut in two, the layer and all its gradients are the same")
+lesson.holds(forward == 2 and len(log) == 4, "two all-reduces forward, two backward")
+
 rows = []
-whole = 16 * 4 * 32 * 4  # bytes of x
-for way in BORDERS:
-    worst = max(max(r[way][0]) for r in ranks)
-    _, forward, log, normed = ranks[0][way]
-    rows.append((way, worst, len(forward), len(log), sum(sent for _, sent in log), normed))
-columns = ["way", "error", "forward", "with backward", "bytes", "values normed"]
-lesson.table(columns, rows, "two ranks: distance to the whole layer (y, gradients), exchanges")
-lesson.holds(rows[0][1] < 1e-5 and rows[1][1] < 1e-5, "cut in two, the layer is the same")
-kinds = [kind for kind, _ in ranks[0]["TP"][1]]
-lesson.holds(kinds == ["all-reduce"] * 2, "TP: two all-reduces in the forward pass of a layer")
-lesson.holds(rows[0][3] == 4, "TP: two more in the backward pass")
-lesson.holds(rows[0][4] == rows[1][4] == 4 * whole, "SP: twice as many exchanges, the same bytes")
-lesson.holds(rows[1][5] * 2 == rows[0][5], "SP: each rank norms half of the values")
+for name, g in layer()[3].items():
+    chosen = g > 0
+    busy = (chosen.sum(0).max() * E / TOP / TOKENS).item()
+    kept = chosen & (chosen.cumsum(0) <= 1.25 * TOP * TOKENS / E)  # first come, first served
+    lost = 100 - 100 * (kept.sum() / chosen.sum()).item()
+    right = on_one(g)
+    y = torch.cat([here[name][0] for _, here in ranks])
+    sent = sum(here[name][1] for _, here in ranks)
+    rows.append((name, off(y, right), sent, busy, lost, off(on_one(g * kept), right)))
+columns = ["routing", "error", "bytes", "busiest / mean", "dropped %", "error then"]
+lesson.table(columns, rows, f"top {TOP} of {E} experts on 2 ranks, {TOKENS} tokens; capacity 1.25")
+lesson.holds(max(row[1] for row in rows) < 1e-5, "experts on two ranks compute what one computes")
+lesson.holds(rows[1][5] > 0.05, "skewed tokens: room for 1.25 of the mean spoils the output")
 
 # %% [markdown]
-# ## How far?
-# Heads are not cut: the number of ranks must divide that of the query and of the key/value heads.
-# The exchanges cannot hide behind other work, as the next matrix waits for them. A layer of width
-# 8,192 with 4,096 tokens, 400 TFLOP/s, 450 GB/s between the 8 GPUs of a machine, 50 GB/s beyond
-# (assumed figures):
+# About half of the copies belong to the other rank (on N ranks it is (N - 1) / N of them), and each
+# of these travels there and back.
+#
+# ## Room for so many
+# All ranks wait for the busiest expert, and its memory must hold all that comes. So an expert gets
+# room for `capacity` times the mean load, and copies beyond it are *dropped*: for that token, the
+# expert's part of the sum is missing, and nobody says so. The last two columns show how many are
+# dropped at capacity 1.25, and by how much the layer's output then differs.
+#
+# Nothing keeps a router even: experts that get more tokens learn faster, and so get more. Two
+# remedies. A *balancing loss* (Fedus et al. 2021) adds E times the sum over the experts of (share
+# of the copies) x (mean probability), which is least when all are equal; it pulls at the router's
+# weights against the task. A *bias* on the scores (DeepSeek-V3, 2024) is raised a little for each
+# expert below the mean and lowered above it; it decides who computes, and stays out of the gates.
+#
+# The tokens here are of 32 kinds, some far more frequent than others, like words.
+
 
 # %%
-sizes = {}
-for name in ("biatron-345m", "smol-135m", "d12"):
-    heads = math.gcd(PRESETS[name].model.n_head, PRESETS[name].model.n_kv_head)
-    sizes[name] = [n for n in range(1, heads + 1) if heads % n == 0]
-print("TP sizes that divide heads and kv heads:", *sizes.items(), sep="\n  ")
-lesson.holds(list(sizes.values()) == [[1, 5], [1, 3], [1, 2, 3, 6]], "none of them can be cut in 8")
+def run(balanced, seed, steps=300):
+    """Train 8 experts -> by step, the busiest expert's load over the mean."""
+    r = torch.Generator().manual_seed(100 + seed)
+    randn = lambda *shape, by=1: torch.randn(*shape, generator=r) / by**0.5
+    centers = randn(32, C)
+    maps = randn(32, C, C, by=C)
+    often = 1 / torch.arange(1, 33).float()  # Zipf's law
+    weights = [randn(E, C, 32, by=C), randn(E, 32, C, by=32), randn(C, E, by=C)]
+    w1, w2, router = (w.requires_grad_() for w in weights)
+    optimizer = torch.optim.Adam(weights, lr=1e-2)
+    bias = torch.zeros(E)
+    busy = []
+    for _ in range(steps):
+        kind = torch.multinomial(often, TOKENS, True, generator=r)
+        x = centers[kind] + 0.3 * randn(TOKENS, C)
+        scores = x @ router
+        chosen = gates(scores.detach() + bias) > 0
+        g = scores.masked_fill(~chosen, -torch.inf).softmax(1)
+        y = torch.einsum("ne,end->nd", g, expert(x, w1, w2))
+        optimizer.zero_grad()
+        (y - torch.einsum("nc,ncd->nd", x, maps[kind])).square().mean().backward()
+        optimizer.step()
+        load = chosen.float().mean(0) * E / TOP
+        if balanced:
+            bias += 0.02 * (1 - load).sign()
+        busy.append(load.max().item())
+    return busy
 
-C = 8192
-T = 4096
-compute = lambda n: 6 * 12 * C * C * T / n / 400e12  # s: 12 C^2 weights, forward and backward
-talk = lambda n, beta: 4 * 2 * (n - 1) / n * T * C * 2 / beta  # 4 all-reduces of bf16
-tp = (1, 2, 4, 8, 16, 32)
-ms = lambda s: 1000 * s
-rows = [(n, ms(compute(n)), ms(talk(n, 450e9 if n <= 8 else 50e9))) for n in tp]
-rows = [(*row, 100 * row[2] / (row[1] + row[2])) for row in rows]
-lesson.table(["TP", "ms of matrices", "ms of exchanges", "% waiting"], rows, "one layer, one step")
-lesson.arithmetic(rows[3][3] < 20 and rows[4][3] > 70, "8 ranks wait 14% of the time, 16 wait 76%")
+
+curves = {(balanced, seed): run(balanced, seed) for balanced in (False, True) for seed in range(3)}
+late = {key: sum(busy[-50:]) / 50 for key, busy in curves.items()}
+alone, with_bias = ([late[balanced, seed] for seed in range(3)] for balanced in (False, True))
+rows = [("nothing", *alone), ("a bias", *with_bias)]
+columns = ["balanced by", "seed 0", "seed 1", "seed 2"]
+lesson.table(columns, rows, "busiest expert / mean over the last 50 of 300 steps")
+lesson.holds(min(alone) > 1.3, "left alone, the busiest expert has over 1.3 times the mean")
+lesson.holds(max(with_bias) < 1.25, "with a bias, the busiest has less than 1.25 times the mean")
 
 # %%
 fig = lesson.figure(7, 3)
 ax = fig.subplots()
-names = [str(n) for n in tp]
-ax.bar(names, [row[1] for row in rows], color="steelblue")
-ax.bar(names, [row[2] for row in rows], bottom=[row[1] for row in rows], color="crimson")
-ax.bar_label(ax.containers[1], [f"{row[3]:.0f}%" for row in rows], color="crimson")
-ax.axvline(3.5, color="gray", ls=":"), ax.text(3.6, 40, "more than one machine", color="gray")
-ax.set(xlabel="ranks that share a layer", ylabel="ms per layer and step", ylim=(0, 60))
-ax.set_title("time for matrices (blue) and exchanges (red)")
+for (balanced, seed), busy in curves.items():
+    label = "with a bias" if balanced else "left alone"
+    smooth = torch.tensor(busy).view(-1, 10).mean(1)
+    ax.plot(range(5, 300, 10), smooth, f"C{balanced:d}", label=None if seed else label)
+ax.axhline(1.25, color="gray", ls=":"), ax.legend(loc=(0.75, 0.56))
+ax.set(xlabel="step", ylabel="busiest expert / mean", title="dotted: a capacity of 1.25")
 lesson.save(fig, "29_tensor")
 
 # %% [markdown]
 # ## Trap
 # Add up too late, and nothing crashes: f(part) summed over the ranks has the right shape, and is
-# another function (the last row of the first table). The same happens to a bias that every rank
-# adds before the all-reduce: it counts N times. Compare with the whole layer, gradients included.
+# another function (the last claim on two matrices). The same happens to a bias that every rank adds
+# before the all-reduce: it counts N times. Compare with the whole layer, gradients included.
+#
+# And a drop depends on who else is in the batch: the same token is computed by two experts here,
+# and by one there. So a model with a capacity gives other answers when its batches are composed
+# differently, and evaluation, one document at a time, does not see the drops that training had.
 #
 # ## Exercise
 # `exercises/ex29.py`: the loss, with the vocabulary cut over the ranks. `python course/check.py 29`
