@@ -3,9 +3,12 @@
 `train([("healthy", 0), ("no_rope", 1)])` trains a model per pair, all at the same time (every
 weight has a first dimension R, the run), and returns what was logged. The seed decides the text,
 the initial weights, and where and when the fault strikes: which matrix, which head, at which step.
+Matrices, heads and buckets take turns, so eight seeds in a row strike all of them.
 
 Shapes: R runs, B rows, T positions, V symbols, C channels, H heads of D, S steps, E = S / 10 + 1.
 """
+
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -42,7 +45,7 @@ SHAPES = {
 BUCKETS = (("embed", "q", "k"), ("v", "out"), ("up", "down", "head"))
 
 
-def text(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def text(n, rng):
     """-> rows (n, T + 1), the kind of document of each (n,). A symbol follows from the last but
     one, or is drawn at random from the favourites of the kind; how often depends on the kind, too,
     so some kinds are easier to predict than others."""
@@ -64,7 +67,6 @@ def plan(kind: str, seed: int) -> dict:
         std = 1.0 if name == "embed" else n_in**-0.5
         weights[name] = std * rng.normal(0, 1, (n_in, n_out)) * (0.1 if name == "head" else 1)
     at = int(rng.integers(STEPS // 4, 3 * STEPS // 4))
-    which = int(rng.integers(1 << 30))
     p = dict(val=val, weights=weights, scale=np.ones(STEPS), fp16=np.zeros(STEPS), frozen=())
     p |= dict(rope=kind != "no_rope", stale=(), stale_from=at)
     if kind == "rate_spike":
@@ -74,36 +76,36 @@ def plan(kind: str, seed: int) -> dict:
     if kind == "not_shuffled":
         rows = rows[np.argsort(document, kind="stable")]
     if kind == "repeated_epoch":
-        rows = rows[np.arange(STEPS * B) % (B * (STEPS // 5 + which % 12))]
+        rows = rows[np.arange(STEPS * B) % (B * (STEPS // 5 + seed % 12))]
     if kind == "leak":
         rows[::2] = val[np.arange(STEPS * B // 2) % VAL]
     if kind == "stale_bucket":
-        p["stale"] = BUCKETS[which % len(BUCKETS)]
+        p["stale"] = BUCKETS[seed % len(BUCKETS)]
     if kind == "frozen_weight":
-        p["frozen"] = (list(SHAPES)[which % len(SHAPES)],)
+        p["frozen"] = (list(SHAPES)[seed % len(SHAPES)],)
     if kind == "dead_head":
-        own = slice(which % H * D, (which % H + 1) * D)
+        own = slice(seed % H * D, (seed % H + 1) * D)
         weights["v"][:, own] = weights["out"][own] = 0
     if kind == "fp16_underflow":  # the loss scale, from 2^-5 down, halved every few steps
         p["fp16"] = 2.0 ** -(5 + np.maximum(0, np.arange(STEPS) - at // 2) // 5)
     return p | dict(rows=rows.reshape(STEPS, B, T + 1))
 
 
-def norm(x: torch.Tensor) -> torch.Tensor:
+def norm(x):
     return (x * x).mean(-1, keepdim=True).add(1e-6).rsqrt() * x
 
 
-def forward(w: dict, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(w, x, rope):
     """w: weights (R, ., .), x: symbols (R, B, T), rope: (R,) 1 or 0 -> logits (R, B, T, V), how
     much each head adds (R, H)."""
     R, rows, n = x.shape
     angle = torch.outer(torch.arange(n), 0.5 ** torch.arange(0.0, D // 2))  # (T, D/2)
     angle = angle * rope[:, None, None, None, None]  # (R, 1, 1, T, D/2)
 
-    def heads(y: torch.Tensor) -> torch.Tensor:
+    def heads(y):
         return y.view(R, rows, n, H, D).transpose(2, 3)  # (R, B, H, T, D)
 
-    def turn(y: torch.Tensor) -> torch.Tensor:
+    def turn(y):
         a, b = y.chunk(2, -1)
         return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
@@ -112,16 +114,15 @@ def forward(w: dict, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor,
     read = norm(stream)
     q, k = (turn(norm(heads(read @ w[name]))) for name in "qk")
     y = F.scaled_dot_product_attention(q, k, heads(read @ w["v"]), is_causal=True, scale=1.0)
-    parts = y.permute(2, 0, 1, 3, 4).reshape(H, R, rows * n, D) @ w["out"].view(
-        R, H, D, C
-    ).transpose(0, 1)  # (H, R, B T, C): what each head adds
+    y = y.permute(2, 0, 1, 3, 4).reshape(H, R, rows * n, D)
+    parts = y @ w["out"].view(R, H, D, C).transpose(0, 1)  # (H, R, B T, C): what each head adds
     stream = stream + parts.sum(0)
     stream = stream + F.relu(norm(stream) @ w["up"]).square() @ w["down"]
     logits = (norm(stream) @ w["head"]).view(R, rows, n, V)
     return logits, parts.detach().square().mean((2, 3)).sqrt().T
 
 
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def loss_of(logits, targets):
     """-> (R,): nats per symbol. The first target cannot be predicted, so it is left out."""
     all_nats = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none")
     return all_nats.view(targets.shape)[:, :, 1:].mean((1, 2))
@@ -138,18 +139,19 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
     (2, rows, columns)}, before and after."""
     R = len(cases)
     plans = [plan(*case) for case in cases]
+    stacked = lambda key: torch.tensor(np.stack([p[key] for p in plans]))
+    rows = stacked("rows")
+    val = stacked("val")
+    scale = stacked("scale").float()
+    fp16 = stacked("fp16").float()
+    rope = stacked("rope").float()
     w = {n: torch.tensor(np.stack([p["weights"][n] for p in plans])).float() for n in SHAPES}
     before = {n: x.clone() for n, x in w.items()}
-    rows, val = (torch.tensor(np.stack([p[key] for p in plans])) for key in ("rows", "val"))
-    scale, fp16 = (torch.tensor(np.stack([p[k] for p in plans])).float() for k in ("scale", "fp16"))
-    rope = torch.tensor([float(p["rope"]) for p in plans])
     frozen = {n: torch.tensor([n in p["frozen"] for p in plans])[:, None, None] for n in SHAPES}
-    first, second = ({n: torch.zeros_like(x) for n, x in w.items()} for _ in range(2))
-    sent: dict[str, torch.Tensor] = {}  # what the buckets sent last
-    log: dict[str, list] = {
-        name: [] for name in ("loss", "lr", "zeros", "heads", "val_loss", "order")
-    }
-    moved = {what: {n: [] for n in SHAPES} for what in ("grad", "update")}
+    first = {n: torch.zeros_like(x) for n, x in w.items()}
+    second = {n: torch.zeros_like(x) for n, x in w.items()}
+    sent = {}  # what the buckets sent last
+    log = defaultdict(list)
     swapped = torch.cat([val[:, :, : T - 1].flip(2), val[:, :, T - 1 : T]], 2)  # (R, VAL, T)
 
     for step in range(STEPS + 1):
@@ -166,7 +168,7 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
         losses = loss_of(logits, rows[:, step, :, 1:])
         grads = dict(zip(SHAPES, torch.autograd.grad(losses.sum(), list(leaves.values()))))
         lr = LR * min(1, (step + 1) / 8) * min(1, (STEPS - step) / (STEPS / 2))
-        zero = entries = 0
+        zeros = []
         for n, g in grads.items():
             half = fp16[:, step, None, None]
             g = torch.where(half > 0, (g * half).half().float() / half.clamp_min(1e-30), g)
@@ -174,8 +176,7 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
             g = torch.where(torch.tensor(stale)[:, None, None], sent.get(n, g), g)
             sent[n] = g
             if n != "embed":
-                zero = zero + (g == 0).sum((1, 2))
-                entries = entries + g[0].numel()
+                zeros.append((g == 0).flatten(1))
             first[n].lerp_(g, 1 - 0.9)
             second[n].lerp_(g * g, 1 - 0.95)
             mean = first[n] / (1 - 0.9 ** (step + 1))
@@ -183,18 +184,17 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
             update = lr * scale[:, step, None, None] * mean / (square.sqrt() + 1e-12)
             update = update.masked_fill(frozen[n], 0)
             w[n] = w[n].detach() - update
-            moved["grad"][n].append(g.flatten(1).norm(dim=1))
-            moved["update"][n].append(update.flatten(1).norm(dim=1))
+            log["grad", n].append(g.flatten(1).norm(dim=1))
+            log["update", n].append(update.flatten(1).norm(dim=1))
         log["loss"].append(losses.detach())
         log["lr"].append(torch.full((R,), lr))
-        log["zeros"].append(zero / entries)
+        log["zeros"].append(torch.cat(zeros, 1).float().mean(1))
         log["heads"].append(heads)
 
-    stacked = {name: torch.stack(values, 1).numpy() for name, values in log.items()}
-    norms = {k: {n: torch.stack(x, 1).numpy() for n, x in v.items()} for k, v in moved.items()}
+    done = {key: torch.stack(values, 1).numpy() for key, values in log.items()}
     return [
-        {name: values[r] for name, values in stacked.items()}
-        | {what: {n: x[r] for n, x in by_name.items()} for what, by_name in norms.items()}
+        {key: values[r] for key, values in done.items() if isinstance(key, str)}
+        | {what: {n: done[what, n][r] for n in SHAPES} for what in ("grad", "update")}
         | {"weights": {n: torch.stack([before[n][r], w[n][r]]).numpy() for n in SHAPES}}
         for r in range(R)
     ]

@@ -37,13 +37,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     # other seeds for each answer: no table of runs is of use, and a verdict comes again
     first = 2300 + 1000 * (zlib.crc32(Path(answer.__file__).read_bytes()) % 1000)
     often = dict.fromkeys(clinic.SICK, 2) | {"healthy": 4}
-    # the faults that strike somewhere
-    often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 5}
+    # each head, bucket and matrix once
+    often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 8}
     cases = [(kind, first + i) for kind in clinic.KINDS for i in range(often[kind])]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # more may sum differently
     runs = clinic.train(cases)
-    torch.set_num_threads(threads)
     order = np.random.default_rng(23).permutation(len(cases))
     for i in order:
         kind, seed = cases[i]

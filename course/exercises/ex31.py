@@ -1,20 +1,16 @@
-"""Exercise 31: a server that weighs its workers, and one that refuses what is too stale.
-
-server_update(w, gradients, examples, lr, mode) -> the new weights
-    w: a list of float32 arrays. gradients: for each worker such a list, or None if it did not
-    report in time. examples: for each worker, of how many examples its gradient is the mean. SGD
-    with the gradients' "sum", their "mean" over the workers that reported, or the mean over all
-    their "examples". If nobody reported, the weights stay what they are.
-        server_update([[0]], [[[1]], None, [[3]]], [30, 10, 10], 1, mode), written without
-        "array": [[-4]] with "sum", [[-2]] with "mean", [[-1.5]] with "examples"
+"""Exercise 31: an asynchronous server that refuses what is too stale.
 
 asynchronous(w, order, gradient, lr, limit) -> the last weights, what became of each gradient
-    Each worker (0, 1, ...) is sent w at first. order: the workers in the order in which their
-    gradients arrive. A worker's gradient is gradient(worker, weights), at the weights that it was
-    sent last. Its staleness is the number of updates of the server's weights since then. Up to
-    `limit`, the server takes it, w - lr gradient; beyond, it throws it away. Either way it sends
-    that worker the weights that it has now. The second result has for each arrival its staleness,
-    or None for a gradient thrown away. Call gradient once for each arrival, in order.
+    w: a list of float32 arrays. Each worker (0, 1, ...) is sent w at first. order: the workers in
+    the order in which their gradients arrive. A worker's gradient is gradient(worker, weights), at
+    the weights that it was sent last: a list of arrays such as w. Its staleness is the number of
+    updates of the server's weights since then. Up to `limit`, the server takes it, w - lr gradient;
+    beyond, it throws it away. Either way it sends that worker the weights that it has now. The
+    second result has for each arrival its staleness, or None for a gradient thrown away. Call
+    gradient once for each arrival, in order.
+
+With w = [[0]], lr = 1, limit 0, and a gradient that is always [[1]], the order [0, 1, 1] gives
+[[-2]] and [0, None, 0]: worker 1 computed at the first weights, one update ago, then at the new.
 
 New arrays, float32: another thread may be sending the weights at this moment, and a worker may hold
 them. So nothing that was given to you (by `gradient`, too), or that you gave to `gradient`, is ever
@@ -28,12 +24,6 @@ import numpy as np
 Weights = list[np.ndarray]
 
 
-def server_update(
-    w: Weights, gradients: list[Weights | None], examples: list[int], lr: float, mode: str
-) -> Weights:
-    raise NotImplementedError("write server_update, then: python course/check.py 31")
-
-
 def asynchronous(
     w: Weights, order: list[int], gradient: Callable, lr: float, limit: int
 ) -> tuple[Weights, list[int | None]]:
@@ -44,8 +34,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     rng = np.random.default_rng(15)
     shapes = ((4, 3), (1, 3), (2,))
 
-    def draw(scale=1.0):
-        return [(scale * rng.normal(size=shape)).astype(np.float32) for shape in shapes]
+    def draw():
+        return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
     def same(x, y):
         return all(np.array_equal(a, b) for a, b in zip(x, y))
@@ -61,41 +51,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 f"it was {old[i].flat[at]:.5f}"
             )
 
-    reports = [[True], [True, True], [True, False, True], [False, True, False, True, True]]
-    reports += [[False], [False, False]]
-    for there in reports:
-        n = len(there)
-        w = draw()
-        examples = [int(x) for x in rng.integers(1, 100, n)]
-        gradients = [draw() if x else None for x in there]
-        before = [p.copy() for p in w]
-        kept = [[g.copy() for g in one] if one else None for one in gradients]
-        counts = list(examples)
-        for mode in ("sum", "mean", "examples"):
-            for lr in (0.01, 0.5):
-                case = f"mode {mode}, lr {lr}, workers that reported {there}, examples {examples}"
-                new = answer.server_update(w, gradients, examples, lr, mode)
-                assert same(w, before), f"{case}: w itself was changed"
-                for worker, (g, old) in enumerate(zip(gradients, kept)):
-                    assert old is None or same(g, old), (
-                        f"{case}: the gradient of worker {worker} was changed"
-                    )
-                assert examples == counts, f"{case}: the list of examples was changed"
-                got = [(old, k) for old, k in zip(kept, counts) if old is not None]
-                weight = {"sum": 1.0, "mean": 1 / max(len(got), 1)}.get(mode)
-                whole = max(sum(k for _, k in got), 1)
-                want = [
-                    p - lr * sum((weight or k / whole) * g[i].astype(float) for g, k in got)
-                    for i, p in enumerate(before)
-                ]
-                compare(case, new, want, before)
-                assert not any(np.shares_memory(a, b) for a, b in zip(new, w)), (
-                    f"{case}: the result shares memory with w"
-                )
-
-    cases = [([0], 5), ([0, 0, 0], 0), ([0, 1, 0, 1, 0, 1], 5), ([0, 1, 2] * 3, 9), ([], 3)]
-    cases += [([0, 0, 0, 1, 1], 2), ([0, 0, 0, 1, 1], 3), ([0, 1, 2] * 3, 1), ([2, 0, 2, 2, 1], 2)]
-    cases += [([1, 0, 1, 0, 1, 1], 0), ([7, 0, 7, 3, 7], 1)]
+    cases = [([0], 5), ([], 3), ([0, 1, 2] * 3, 1), ([0, 0, 0, 1, 1], 2), ([7, 0, 7, 3, 7], 1)]
     cases += [([int(x) for x in rng.integers(0, 4, 25)], limit) for limit in (0, 1, 2, 4)]
     for order, limit in cases:
         case = f"order {order}, limit {limit}"

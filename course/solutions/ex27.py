@@ -66,8 +66,11 @@ def echo_first(run):
 
 
 def first_head_only(run):
-    alive = run | {"heads": run["heads"][:, :1]}
-    return diagnose(alive)
+    return diagnose(run | {"heads": run["heads"][:, :1]})
+
+
+def not_the_embedding(run):
+    return diagnose(run | {"update": run["update"] | {"embed": run["lr"]}})
 
 
 def by_the_last_step(run):
@@ -86,6 +89,7 @@ WRONG = {  # name -> what of the reference it replaces
     "takes the nearest run that it has seen": dict(diagnose=nearest_known),
     "asks for the echo before it rules out a spike": dict(diagnose=echo_first),
     "looks at the first head only": dict(diagnose=first_head_only),
+    "never looks at the embedding": dict(diagnose=not_the_embedding),
     "measures the rate at the last step": dict(diagnose=by_the_last_step),
     "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }

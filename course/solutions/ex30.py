@@ -39,8 +39,5 @@ WRONG = {  # name -> what of the reference it replaces
     "a warm-up of one more": dict(
         one_f_one_b=with_warmup(lambda P, d, F, B, s: (P - d) * (1 + -(-2 * s // (F + B))))
     ),
-    "counts F twice": dict(
-        one_f_one_b=with_warmup(lambda P, d, F, B, s: (P - 1 - d) * (1 + -(-2 * s // (2 * F))))
-    ),
     "right if it is small": dict(one_f_one_b=if_it_is_small),
 }

@@ -5,17 +5,6 @@ from edits import edits
 import numpy as np
 
 
-def server_update(w, gradients, examples, lr, mode):
-    got = [(g, k) for g, k in zip(gradients, examples) if g is not None]
-    whole = sum(k for _, k in got)
-    shares = [{"sum": 1, "mean": 1 / len(got), "examples": k / whole}[mode] for _, k in got]
-    new = [p.copy() for p in w]
-    for share, (g, _) in zip(shares, got):
-        for p, x in zip(new, g):
-            p -= np.float32(lr * share) * x
-    return new
-
-
 def asynchronous(w, order, gradient, lr, limit):
     version = 0
     held = {}
@@ -38,13 +27,7 @@ TAKE = "if stale <= limit:"
 HELD = "        held[worker] = now, version"
 ASK = "        g = gradient(worker, weights)\n"
 WRONG = {  # name -> what of the reference it replaces
-    "sums in mean mode": edit('"mean": 1 / len(got)', '"mean": 1'),
-    "mean over workers, not examples": edit('"examples": k / whole', '"examples": 1 / len(got)'),
-    "counts the missing as zeros": edit(
-        "(g, k) for g, k in zip(gradients, examples) if g is not None",
-        "([0 * p for p in w] if g is None else g, k) for g, k in zip(gradients, examples)",
-    ),
-    "float64": edit("    return new\n", "    return [p.astype(float) for p in new]\n"),
+    "float64": edit("return now, fate", "return [p.astype(float) for p in now], fate"),
     "scales what gradient handed over": edit(
         ASK,
         ASK + "        for x in g:\n            x *= np.float32(lr)\n",
