@@ -180,9 +180,10 @@ class TensorHook(Naive):
 # 120, 31.4, 16.6 and 1.9 GB: the example of the paper, ZeRO 2019.)
 #
 # *Stage 1*: a parameter has one owner. It alone gets the mean of its gradients (a *reduce*), keeps
-# its moments, updates it, and tells the others. To a training loop this looks like any optimizer, `param_groups` included, into which a
-# schedule writes the learning rate. Which rank owns what must come out the same on all ranks,
-# without asking; here, layers (matrix and bias) take turns, which is even if all are alike.
+# its moments, updates it, and tells the others. To a training loop this looks like any optimizer,
+# `param_groups` included, into which a schedule writes the learning rate. Which rank owns what must
+# come out the same on all ranks, without asking; here, layers (matrix and bias) take turns, which
+# is even if all are alike.
 
 
 # %%
