@@ -315,7 +315,7 @@ right.set_yticks(range(len(line)), shown_line)
 right.set(ylabel="who asks", xlabel="who is asked", title=f"head {sharpest} reads a line of code")
 lesson.save(fig, "04_attention")
 if falls:  # lesson 5 shows what lessons 1 to 5 have reached
-    (lesson.OUT / "03_losses.json").write_text(json.dumps(losses))
+    (lesson.OUT / "04_losses.json").write_text(json.dumps(losses))
 
 # %% [markdown]
 # ## Trap
