@@ -8,8 +8,8 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Tokenizador" (the chat template), "Hello
 # World - Como dar um nome ao novo modelo?", "Agradecimento" (the name that it got in the end).
-# Core file: `tokenizer.py` (the special tokens), `eval.py`. Before: lesson 44. Next: your own run.
-# Takes 50 seconds on two cores.
+# Core file: `tokenizer.py` (the special tokens), `eval.py`. Before: lesson 13. Next: lesson 15.
+# Takes 50 seconds on two cores. It needs `runs/tiny`, which `bash run.sh` trains.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -17,7 +17,6 @@ import ast
 import random
 import re
 import sysconfig
-import textwrap
 from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -42,7 +41,6 @@ with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
 model = loaded.model
 tokenizer = loaded.tokenizer
 BOS, USER, ASSISTANT, END = range(4)  # the ids of the special tokens
-lesson.holds(list(tokenizer.special.values()) == [BOS, USER, ASSISTANT, END], "ids 0, 1, 2, 3")
 
 # %% [markdown]
 # ## A template is four ids
@@ -203,7 +201,7 @@ columns = ["model", "nats, answers", "nats, all", "ended, %", "form, %"]
 rows = [(name, *values[:4]) for name, values in results.items()]
 lesson.table(columns, rows, "on held-out conversations; of 72 answers: ended, in the form taught")
 for name in list(results)[1:]:
-    print(f"{name}:", textwrap.shorten(", ".join(results[name][4]), 54))
+    print(f"{name}:", ", ".join(results[name][4])[:54])
 _, favourites = ask(model, 0.5)
 shown = [f"{n:3}  {name[:60]}" for name, n in favourites.most_common(8)]
 print("tuned, at temperature 0.5:", *shown, sep="\n  ")
@@ -218,7 +216,7 @@ lesson.holds(answers[2] > answers[1] - 0.1, "learning all tokens makes the answe
 
 # %%
 fig = lesson.figure(7.5, 3.2)
-left, right = fig.subplots(1, 2, width_ratios=[2, 3])
+left, right = fig.subplots(1, 2)
 said = favourites.most_common(8)
 left.barh([name[:16] for name, _ in said], [count for _, count in said], color="tab:blue")
 left.invert_yaxis()
@@ -226,8 +224,8 @@ left.set(xlabel=f"times in {3 * SAMPLES} answers", title="I would call it ...")
 for curve, color, label in zip(curves, ("tab:blue", "crimson"), ("the mask", "no mask")):
     right.plot([a for a, _ in curve], color=color, label=f"answers, {label}")
     right.plot([e for _, e in curve], "--", color=color, label=f"everything, {label}")
-right.set(xlabel="step", ylabel="nats per token", ylim=(0, 11), title="the loss of what?")
-right.legend(ncols=2)
+right.set(xlabel="step", ylabel="nats per token", ylim=(0, 11))
+right.legend(loc="upper right")
 lesson.save(fig, "14_name")
 
 # %% [markdown]
@@ -238,15 +236,21 @@ lesson.save(fig, "14_name")
 # of his own. That is what a sample is for.
 #
 # ## Trap
-# With the mask left out the loss over everything falls from 6.6 to 2.4 nats, with it only to 5.4:
+# With the mask left out, the loss over everything falls to less than half of what it is with it:
 # it looks like the better run by far. But the template and the questions are most of the tokens,
-# and the easiest. The answers, which are all that was asked for, come out no better: 1.70 nats
-# against 1.67. The form proves little: the model from random weights has it in 71% of its answers.
-# Nor does it tell the two apart. With the mask and without, it was 94% and 76% after one run of
-# `tiny`, and 68% and 72% after the same run on a CPU that rounds differently: 72 answers are few.
-# What pretraining gave is in the first column, 1.7 nats against 3.1: names that have to do with the
-# description.
+# and the easiest. The answers, which are all that was asked for, come out no better: without the
+# mask they cost 1.71 nats a token (1.71 to 1.71 with four seeds), with it 1.69 (1.69 to 1.69).
+#
+# The form proves little: the model from random weights has it in most of its answers, too. Nor does
+# it tell mask and no mask apart: 72 answers are few, and the shares change by 10 or 20 points with
+# the seed, and with the machine that trained `tiny`. What pretraining gave is in the first column.
+# From random weights, answers cost 3.07 nats (3.07 to 3.07): pretrained, the model gives names that
+# have to do with the description.
 #
 # ## Exercise
 # `exercises/ex14.py`: a conversation of several turns -> ids, mask and shifted targets.
 # `python course/check.py 14`
+#
+# It is the part that makes your own model answer. `python course/yours.py --chat` takes the model
+# that your trainer has made, tunes it on pairs like those above, with your `render` and `shifted`
+# in the place of this page's, and then you can type to it.

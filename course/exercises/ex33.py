@@ -73,7 +73,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     V = 12
     parts = {name: slice(i * V, (i + 1) * V) for i, name in enumerate(("now", "last", "out", "no"))}
 
-    def build(layers: list[list[str]], calls: list, loud: int):
+    def build(layers: list[list[str]], loud: int):
         """A model whose heads have these trades. The residual stream has four parts: the token, the
         token before (once somebody has written it there), the logits, and one nobody reads. With a
         head that restores, the token `loud` is added everywhere until that head takes it away."""
@@ -83,40 +83,31 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         def head(trade: str, x, T):
             """-> attention (T, T), output (T, wide)."""
             i = torch.arange(T)
-            seen = torch.ones(T, T).tril().bool()
-            distance = i[:, None] - i
             scores = torch.zeros(T, T, dtype=torch.float64)
             to = "no"
             gain = 1.0
             value = x[:, parts["now"]]
-            if trade in ("previous", "idle previous"):
-                scores = 9.0 * (distance == 1)
+            if "previous" in trade:
+                scores = 9.0 * (i[:, None] - i == 1)
                 to = "last" if trade == "previous" else "no"
-            elif trade == "induction":
-                scores = 12.0 * x[:, parts["now"]] @ x[:, parts["last"]].T
+            elif "induction" in trade:
+                gain = 1.0 if "faint" in trade else 4.0  # faint: the same, less sharply
+                scores = 3.0 * gain * value @ x[:, parts["last"]].T
                 to = "out"
-                gain = 4.0
-            elif trade == "faint induction":  # the same, less sharply
-                scores = 3.0 * x[:, parts["now"]] @ x[:, parts["last"]].T
-                to = "out"
-                gain = 1.0
             elif trade == "first":
-                scores = 9.0 * (distance == i[:, None])
-            elif trade == "constant":  # takes back what the output adds to token 0
+                scores[:, 0] = 9.0
+            else:  # "constant" takes back what the output adds to token 0, "restore" the loud one
+                constants = {"constant": (0, -6.0, "out"), "restore": (loud, -3.0, "now")}
+                token, amount, to = constants[trade]
                 value = torch.zeros(T, V, dtype=torch.float64)
-                value[:, 0] = -6.0
-                to = "out"
-            elif trade == "restore":
-                value = torch.zeros(T, V, dtype=torch.float64)
-                value[:, loud] = -3.0
-                to = "now"
+                value[:, token] = amount
+            seen = torch.ones(T, T).tril().bool()
             p = scores.double().masked_fill(~seen, -torch.inf).softmax(-1)
             out = torch.zeros(T, wide, dtype=torch.float64)
             out[:, parts[to]] = gain * (p @ value)
             return p, out
 
         def run(ids, edit=None):
-            calls.append(1)
             T = len(ids)
             attention = []
             x = torch.zeros(T, wide, dtype=torch.float64)
@@ -139,51 +130,40 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def nats(logits, ids):
         return torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).item()
 
-    def right_worth(run, ids, layers):
-        found = torch.zeros(len(layers), len(layers[0]))
-        whole = nats(run(ids)[0], ids)
-        for layer in range(len(layers)):
-            for head in range(len(layers[0])):
+    def right_worth(run, ids, at, head):
+        def edit(layer, z):
+            z = z.clone()
+            if layer == at:
+                z[head] = z[head].mean(0)
+            return z
 
-                def edit(at, z, layer=layer, head=head):
-                    if at == layer:
-                        z = z.clone()
-                        z[head] = z[head].mean(0)
-                    return z
-
-                found[layer, head] = nats(run(ids, edit)[0], ids) - whole
-        return found
+        return nats(run(ids, edit)[0], ids) - nats(run(ids)[0], ids)
 
     models = [
         [["constant", "first"]],  # one layer: no circuit
         [["previous", "first"], ["induction", "constant"]],
-        [["idle previous", "previous", "first"], ["constant", "first", "induction"]],
-        [["first", "idle previous"], ["previous", "constant"], ["first", "induction"]],
+        [["idle previous", "previous"], ["first", "constant"], ["first", "induction"]],
         [["constant", "first"], ["idle previous", "previous"], ["faint induction", "induction"]],
         [["previous", "constant"], ["idle previous", "induction"], ["idle previous", "first"]],
-        [["previous", "first"], ["idle previous", "constant"], ["first", "induction"]],
         [["previous", "restore"], ["first", "induction"]],
     ]
     for layers in models:
-        calls: list = []
         once = torch.randperm(V)
-        run = build(layers, calls, loud=int(once[-1]))
+        run = build(layers, loud=int(once[-1]))
         ids = torch.cat([once, once, once[: V // 2]])
         if "restore" in layers[0]:
             ids = torch.cat([once, once[:4]])  # the loud token comes once
         said = answer.worth(run, ids.clone())
-        right = right_worth(run, ids, layers)
-        assert said.shape == right.shape, f"worth: {tuple(said.shape)}, not {tuple(right.shape)}"
-        far = (said - right).abs()
-        layer, head = divmod(int(far.argmax()), len(layers[0]))
-        assert far.max() < 1e-5, (
-            f"heads {layers}: the {layers[layer][head]!r} head {layer, head} is worth "
-            f"{right[layer, head]:.4f} nats, not {said[layer, head]:.4f}"
-        )
+        assert said.shape == (len(layers), len(layers[0])), f"worth: {tuple(said.shape)}"
+        for layer, head in torch.ones_like(said).nonzero().tolist():
+            right = right_worth(run, ids, layer, head)
+            assert abs(said[layer, head] - right) < 1e-5, (
+                f"heads {layers}: the {layers[layer][head]!r} head {layer, head} is worth "
+                f"{right:.4f} nats, not {said[layer, head]:.4f}"
+            )
         if len(layers) == 1:
             continue
         place = {trade: (i, j) for i, row in enumerate(layers) for j, trade in enumerate(row)}
         found = tuple(tuple(int(x) for x in part) for part in answer.circuit(run, ids.clone()))
-        names = [layers[i][j] for i, j in found]
         wanted = place["induction"], place["previous"]
-        assert found == wanted, f"heads {layers}: the circuit is {wanted}, not {found} {names}"
+        assert found == wanted, f"heads {layers}: the circuit is {wanted}, not {found}"

@@ -198,8 +198,9 @@ lesson.table(["player", "rating", "from", "to"], rated, "the tournament, with 95
 # %% [markdown]
 # By letter, each model names one letter nearly all the time (with four seeds, 88% to 100% of its
 # answers), and scores as often as that letter is right. Move the options one place on, and it is
-# another letter's share; over all four places a constant answer gets exactly a quarter. The full answer climbs slowly out of its standard error. Bits per byte and
-# the tournament see every stage; the tournament ranks human text high, and a loop low, as it must.
+# another letter's share; over all four places a constant answer gets exactly a quarter. The full
+# answer climbs slowly out of its standard error. Bits per byte and the tournament see every stage;
+# the tournament ranks human text high, and a loop low, as it must.
 
 # %%
 _, letter, top, answer, spread, bits, error = (np.array(x) for x in zip(*table))
@@ -226,7 +227,7 @@ gains = {
 fig = lesson.figure()
 axes = fig.subplots()
 axes.axhspan(-2, 2, color="whitesmoke")
-axes.text(0.6, 1.45, "within two standard errors of the untrained model", color="gray")
+axes.text(0.6, 1.45, "within two standard errors of the untrained model")
 for (name, gain), color in zip(gains.items(), ("crimson", "orange", "tab:blue", "tab:green")):
     axes.plot(gain, ".-", color=color), axes.text(5.08, gain[-1], name, color=color, va="center")
 axes.set(xticks=range(6), xticklabels=EXAMS, xlim=(0, 6.2), xlabel="training steps")

@@ -72,7 +72,6 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "forgets the new run's own luck": edit("size) * (1 + s * rng.normal())", "size)"),
     "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
-    "divides the squares by n - 2": edit("(len(off) - 3)", "(len(off) - 2)"),
     "does not fit again": edit("law(fit(sizes, other), size)", "law(fitted, size)"),
     "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
 }
