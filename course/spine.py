@@ -246,16 +246,17 @@ class Tokens:
 class Text:
     """The training rows and the exam, as the parts make them."""
 
-    def __init__(self, parts: dict[str, Part], have: set[str], training: bytes, held: bytes):
+    def __init__(self, parts: dict[str, Part], have: set[str], files: list[bytes], held: bytes):
         self.parts = parts
         self.have = have
+        training = b"".join(files)
         merges = []
         if "tokenizer" in have:
             words = Counter(WORD.findall(training[:MERGES_FROM]))
             merges = parts["merge_order"](dict(words), MERGES)
         self.tokens = Tokens(parts, merges)
         self.bos = self.tokens.bos
-        self.rows = self._packed(training) if "packing" in have else self._cut(training)
+        self.rows = self._packed(files) if "packing" in have else self._cut(training)
         self.exam = self._exam(held)
         self.asked = len(held) - 1  # bytes
 
@@ -265,16 +266,9 @@ class Text:
         self.lost = (len(stream) - 1) % T
         return stream.unfold(0, T + 1, T)
 
-    def _packed(self, training: bytes) -> torch.Tensor:
+    def _packed(self, files: list[bytes]) -> torch.Tensor:
         """Files are the documents; each piece of one begins with BOS."""
-        documents = []
-        at = 0
-        for path in lesson._stdlib():
-            size = path.stat().st_size
-            data = training[at : at + size]
-            if data:
-                documents.append(np.r_[self.bos, self.tokens.encode(data)])
-            at += size
+        documents = [np.r_[self.bos, self.tokens.encode(data)] for data in files]
         rows = []
         for pieces in self.parts["pack_lengths"]([len(d) for d in documents], T + 1):
             parts = [
@@ -463,16 +457,35 @@ def hashed(text: str) -> int:
 
 
 def exam() -> tuple[bytes, bytes]:
-    """The training text, and the byte before the exam with the exam, as bytes."""
+    """The training text of lesson 1, and the byte before the exam with the exam, as bytes."""
     training, held = lesson.exam()
     return training.astype(np.uint8).tobytes(), held.astype(np.uint8).tobytes()
+
+
+def training_files(text: bytes, steps: int) -> list[bytes]:
+    """The files of lesson 1's text, the last one cut. A longer run gets as many times more text,
+    from the library's packages: it would learn a small text by heart."""
+    room = len(text) * max(0, steps / STEPS - 1)
+    files = []
+    for path in lesson._stdlib():
+        size = path.stat().st_size
+        files += [text[:size]] * bool(text)
+        text = text[size:]
+    for path in sorted(lesson._stdlib()[0].parent.glob("*/*.py")):
+        if room <= 0:
+            break
+        if not {"site-packages", "test", "idlelib"} & {*path.parts}:
+            files.append(path.read_bytes()[: int(room)])
+            room -= len(files[-1])
+    return files
 
 
 def run(parts: dict[str, Part], have: set[str], steps: int, seed: int) -> dict:
     """Train and examine -> numbers for the table and the page. The model is kept."""
     torch.set_num_threads(1)
     Part.most_s = PART_S * max(1, steps / STEPS)
-    text = Text(parts, have, *exam())
+    training, held = exam()
+    text = Text(parts, have, training_files(training, steps), held)
     draw = torch.Generator().manual_seed(seed)
     weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, draw)
     model = Run(parts, have, weights, text.rows, seed, draw)

@@ -5,11 +5,6 @@ import math
 from edits import edits
 
 
-def rate(step, steps, warmup):
-    rising = (step + 1) / warmup if warmup else 1.0
-    return min(1.0, rising, 2 * (1 - step / steps))
-
-
 def mean(x):
     return sum(x) / len(x)
 
@@ -56,19 +51,6 @@ def best_rate(results):
 edit = edits(__file__)
 ALIVE = "alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}"
 WRONG = {  # name -> what of the reference it replaces
-    "rate: begins at 0": edit("(step + 1) / warmup", "step / warmup"),
-    "rate: rises one step longer": edit("(step + 1) / warmup", "(step + 1) / (warmup + 1)"),
-    "rate: no warmup is no rate": edit(" if warmup else 1.0", " if warmup else 0.0"),
-    "rate: the last step is 0": edit("1 - step / steps", "1 - step / max(1, steps - 1)"),
-    "rate: falls from the beginning": edit("2 * (1 - step", "(1 - step"),
-    "rate: a cosine": edit(
-        "2 * (1 - step / steps)", "0.5 + 0.5 * math.cos(math.pi * max(0, 2 * step / steps - 1))"
-    ),
-    "rate: the product of both": edit("min(1.0, rising, 2 *", "min(1.0, rising) * min(1.0, 2 *"),
-    "rate: falls after the warmup only": edit(
-        "    return min(1.0, rising,",
-        "    if rising < 1:\n        return rising\n    return min(1.0, rising,",
-    ),
     "takes the edge for the best": edit(
         'return "higher"',
         "return best",
