@@ -483,7 +483,6 @@ def training_files(text: bytes, steps: int) -> list[bytes]:
 def run(parts: dict[str, Part], have: set[str], steps: int, seed: int) -> dict:
     """Train and examine -> numbers for the table and the page. The model is kept."""
     torch.set_num_threads(1)
-    Part.most_s = PART_S * max(1, steps / STEPS)
     training, held = exam()
     text = Text(parts, have, training_files(training, steps), held)
     draw = torch.Generator().manual_seed(seed)
