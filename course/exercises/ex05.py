@@ -53,13 +53,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         off = float((found - right).detach().abs().max())
         assert torch.allclose(found, right, rtol=1e-8, atol=1e-10), f"{what} is off by {off:.3g}"
 
-    for V, D, blocks in ((300, 128, 3), (200, 256, 1), (256, 128, 11)):
+    for V, D, blocks in ((300, 128, 11), (200, 256, 1)):
         case = f"initial({V}, {D}, {blocks}, generator)"
-        own = torch.get_rng_state()
         weights, again = (
             answer.initial(V, D, blocks, torch.Generator().manual_seed(blocks)) for _ in range(2)
         )
-        assert torch.equal(own, torch.get_rng_state()), f"{case} draws from torch's own generator"
         right = {"embed": ((V, D), 0.8), "head": ((V, D), 0.001)}
         for i in range(blocks):
             right |= {f"{i}.{name}": ((D, D), D**-0.5) for name in "qkv"}
@@ -83,11 +81,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                     f"{case}: the {what} of {name} is {found:.4g}, not {expected:.4g}"
                 )
             assert torch.equal(w, again[name]), f"{case}: the same generator, another {name}"
-        drawn = [w for name, w in weights.items() if right[name][1]]
-        firsts = {round(float(w[0, 0] / w.abs().max()), 6) for w in drawn}
-        assert len(firsts) == len(drawn), f"{case}: two weights have the same numbers"
         places = {w.data_ptr() for w in weights.values()}
-        assert len(places) == len(weights), f"{case}: two weights share their memory"
+        assert len(places) == len(weights), (
+            f"{case}: two weights are one: an update of one changes the other"
+        )
 
     draw = torch.Generator().manual_seed(4)
     normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)
@@ -96,20 +93,15 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         return x / (x.pow(2).sum(-1, keepdim=True) / x.size(-1) + 1e-6).sqrt()
 
     def turned(x: Tensor) -> Tensor:
-        """A stand-in for RoPE: each position and number gets a factor of its own."""
-        return x * torch.arange(1.0, x[0].numel() // x.size(2) + 1).view(x.size(1), 1, x.size(3))
+        """A stand-in for RoPE: what it does depends on the position, and on the number's place."""
+        return x.cumsum(1).cumsum(-1)
 
     def listed(q, k, v, mask) -> Tensor:
         """A stand-in for attention, which keeps what it was given, and what it returns."""
         told.append([a.detach().clone() for a in (q, k, v, mask)])
         return v + 0.5 * mask.to(v.dtype) @ (q * k)
 
-    for B, T, D, heads, blocks in (
-        (1, 1, 4, 1, 0),
-        (2, 5, 8, 2, 1),
-        (3, 4, 12, 4, 2),
-        (1, 3, 6, 6, 12),
-    ):
+    for B, T, D, heads, blocks in ((2, 5, 8, 2, 1), (1, 1, 4, 1, 0), (3, 4, 12, 4, 12)):
         case = f"gpt, {B} texts of {T}, width {D}, {heads} heads, {blocks} blocks"
         shapes = {"embed": (20, D), "head": (20, D)}
         for i in range(blocks):
@@ -122,23 +114,18 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         got = answer.gpt(ids, w, heads, listed, turned)
         calls = told.copy()
         assert len(calls) == blocks, f"{case}: attention was called {len(calls)} times"
-        x = torch.stack([w["embed"][i] for i in ids.flatten().tolist()]).view(B, T, D)
+        x = w["embed"][ids]
         for i, (q, k, v, mask) in enumerate(calls):
             may = [[s <= t for s in range(T)] for t in range(T)]
             assert mask.dtype == torch.bool and mask.tolist() == may, f"{case}: the mask is {mask}"
             for name, found in zip("qkv", (q, k, v)):
-                right = torch.stack((normed(x) @ w[f"{i}.{name}"].T).tensor_split(heads, -1), 2)
+                right = (normed(x) @ w[f"{i}.{name}"].T).view(B, T, heads, -1)
                 right = right if name == "v" else turned(right)
                 what = f"{case}: in block {i}, {name} as attention gets it"
                 close(found, right.transpose(1, 2), what)
-            after = torch.cat([*listed(q, k, v, mask).unbind(1)], -1)
-            x = x + torch.einsum("btd,ed->bte", after, w[f"{i}.out"])
-            bend = torch.einsum("btd,ed->bte", normed(x), w[f"{i}.up"]).clamp_min(0) ** 2
-            x = x + torch.einsum("bte,de->btd", bend, w[f"{i}.down"])
+            x = x + listed(q, k, v, mask).transpose(1, 2).flatten(2) @ w[f"{i}.out"].T
+            x = x + (normed(x) @ w[f"{i}.up"].T).clamp_min(0) ** 2 @ w[f"{i}.down"].T
         close(got, normed(x), f"{case}: what the head would read")
-        assert got.requires_grad, f"{case}: no gradient reaches any weight"
         got.square().mul(torch.arange(1.0, D + 1)).sum().backward()
-        for name, m in w.items():
-            assert name == "head" or m.grad is not None and m.grad.any(), (
-                f"{case}: no gradient reaches {name}"
-            )
+        lost = [n for n in names if n != "head" and (w[n].grad is None or not w[n].grad.any())]
+        assert not lost, f"{case}: no gradient reaches {lost}"

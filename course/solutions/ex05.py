@@ -56,28 +56,16 @@ WRONG = {  # name -> what of the reference it replaces
     "initial: torch's own generator": edit(
         ".uniform_(-bound, bound, generator=generator)", ".uniform_(-bound, bound)"
     ),
-    "initial: q, k and v are one": edit(
-        "uniform(1.0, width, width)", 'weights.get(f"{i}.q", uniform(1.0, width, width))'
-    ),
     "initial: one block's numbers for all": edit(
         'weights[f"{i}.{name}"] = uniform(1.0, width, width)',
         'weights[f"{i}.{name}"] = weights[f"0.{name}"] if i else uniform(1.0, width, width)',
     ),
-    "no norm before attention": edit("y = norm(x)\n", "y = x\n"),
     "no norm before the MLP": edit("torch.relu(norm(x) @", "torch.relu(x @"),
-    "a norm that takes the mean away": edit(
-        "    return x * torch.rsqrt(",
-        "    x = x - x.mean(-1, keepdim=True)\n    return x * torch.rsqrt(",
-    ),
     "attention and MLP side by side": edit(
         "    x = x + y.transpose(1, 2)",
         "    z = x\n    x = x + y.transpose(1, 2)",
         "relu(norm(x)",
         "relu(norm(z)",
-    ),
-    "turns v too": edit("v.transpose(1, 2)\n", "turn(v).transpose(1, 2)\n"),
-    "heads interleaved": edit(
-        "unflatten(-1, (heads, -1)) for", "unflatten(-1, (-1, heads)).transpose(-2, -1) for"
     ),
     "heads not put back": edit("y.transpose(1, 2).flatten(-2)", "y.reshape(x.shape)"),
     "may not look at itself": edit(".tril()", ".tril(-1)"),

@@ -1,0 +1,194 @@
+# %% [markdown]
+# # 34. A Llama: is what I wrote the real thing?
+#
+# **Afterwards** you can write the model that most open weights are made for, prove that it is
+# right, and let it read them.
+#
+# **Question.** Your GPT has 180,000 numbers and writes nonsense. Is it the same thing as the models
+# that people download, only smaller?
+#
+# Source: H. Touvron et al., LLaMA: open and efficient foundation language models (2023); N.
+# Shazeer, GLU variants improve transformer (2020); J. Ainslie et al., GQA (2023). Core files:
+# `model.py`, `hf/mapping.py`. Before: lessons 5, 6, 8. Next: none. Takes 25 seconds on two cores.
+
+# %%
+import importlib.util
+import json
+import random
+from pathlib import Path
+
+import lesson
+import judging
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from config import GPTConfig
+from hf.mapping import config_json, to_huggingface
+from model import GPT
+
+torch.set_num_threads(1)
+lesson.begin(34, "a Llama")
+
+# %% [markdown]
+# ## Your functions
+# A Llama needs attention (exercise 4), rotated positions (8), a way to write (6), and what joins
+# them: the exercise of this lesson. What `check.py` accepts of yours is used, and in place of the
+# rest the reference. Come back when all four are yours.
+
+
+# %%
+def part(number: int, name: str):
+    mine = lesson.COURSE / f"exercises/ex{number:02d}.py"
+    yours = judging.apart(mine, judging.examine) is None
+    print(f"  {name}: {'yours' if yours else 'the reference'}")
+    path = mine if yours else lesson.COURSE / "solutions" / mine.name
+    return getattr(judging.load(path), name)
+
+
+attention = part(4, "scaled_dot_product_attention")
+generate = part(6, "generate")
+rotate = part(8, "rotate")
+llama = part(34, "llama")
+
+# %% [markdown]
+# ## What is different
+# The block is lesson 5's: a stream, to which attention and an MLP are added, each of which reads it
+# through a norm. What a Llama has in other forms:
+#
+# | | lesson 5 | Llama | why |
+# | --- | --- | --- | --- |
+# | norm | divides by the size | then multiplies by a learned weight per channel | costs nothing |
+# | MLP | `down(relu(up(x))^2)` | SwiGLU: `down(silu(gate(x)) * up(x))` | lower loss per FLOP |
+# | keys, values | as many heads as queries | fewer; neighbouring query heads share one | cache |
+# | positions | `rotate`, base 100 | the same, base 10,000 and more | longer texts |
+# | head | a matrix | in small models the embedding itself | saves a large table |
+#
+# (`silu(y)` is y times sigmoid(y): about 0 for negative numbers, about y for positive ones. Why
+# shared keys make the cache smaller: lesson 24.)
+#
+# ## Parity
+# A model that runs and writes can still be wrong. What counts is **parity**: the same weights, the
+# same input, and then the same logits as a program that is known to be right. Random weights will
+# do, and are better: nothing in them is 0 or 1 by chance. Here are two such programs: the project's
+# own `model.py` with the options that make it a Llama, and the library transformers, whose
+# LlamaForCausalLM is what everybody means by the word. The project's norms have no weights, so
+# these get random ones only for the second comparison.
+
+# %%
+torch.manual_seed(0)
+shape = dict(
+    vocab_size=256, n_layer=3, n_head=4, n_kv_head=2, head_dim=16, n_embd=64, mlp_hidden=176
+)
+shape |= dict(mlp="swiglu", qk_norm=False, embed_norm=False, logit_softcap=0.0)
+config = GPTConfig(**shape, rope_theta=10_000.0)
+ours = GPT(config).requires_grad_(False)
+for weight in ours.parameters():
+    weight.normal_(0, weight.size(1) ** -0.5)
+weights = to_huggingface(ours)  # the same numbers under the names of a Llama
+ids = torch.randint(256, (4, 64))
+how = (4, 2, 10_000.0, 1e-6, attention, rotate)
+far = float((llama(ids, weights, *how) - ours(ids)).abs().max())
+lesson.holds(far < 1e-4, f"parity with model.py: no logit differs by more than {far:.0e}")
+for name in weights:
+    if "norm" in name:
+        weights[name].uniform_(0.5, 2)
+logits = llama(ids, weights, *how)
+if importlib.util.find_spec("transformers"):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    stock = LlamaForCausalLM(LlamaConfig(**config_json(config, "Llama"))).requires_grad_(False)
+    stock.load_state_dict(weights)
+    far = float((logits - stock(ids).logits).abs().max())
+    lesson.holds(far < 1e-4, f"parity with transformers: no more than {far:.0e}")
+else:
+    print("not compared with transformers, which is not installed (requirements-eval.txt)")
+
+# %% [markdown]
+# ## What each difference does
+# Now leave one out, or do it in the way that comes to mind first. Nothing crashes, all shapes fit.
+# The error is the root mean square of what the logits are off by, beside their own size.
+
+# %%
+wrong = judging.load(lesson.COURSE / "solutions/ex34.py").WRONG
+changes = {"eps 1e-5, not 1e-6": llama(ids, weights, 4, 2, 10_000.0, 1e-5, attention, rotate)}
+for name in (
+    "norms without their weights",
+    "relu squared, no gate",
+    "key heads dealt out in turn",
+    "pairs of neighbours",
+):
+    changes[name] = wrong[name]["llama"](ids, weights, *how)
+rows = []
+for name, other in changes.items():
+    error = float((other - logits).square().mean().sqrt() / logits.std())
+    same = float((other.argmax(-1) == logits.argmax(-1)).float().mean())
+    rows.append((name, error, 100 * same))
+columns = ["changed", "error / size", "same likeliest token, %"]
+lesson.table(columns, rows, "a Llama with one thing changed, random weights")
+_, errors, same = zip(*rows)
+lesson.holds(
+    min(errors[1:]) > 0.1, "each of the four moves the logits by over a tenth of their size"
+)
+lesson.holds(max(same[1:]) < 90, "and changes the likeliest token in over a tenth of places")
+lesson.holds(errors[0] < 0.01, "another eps does not: not all that differs matters")
+
+# %% [markdown]
+# The last two are the treacherous ones. "Dealt out in turn" gives the query heads 0, 1, 2, 3 the
+# key heads 0, 1, 0, 1 instead of 0, 0, 1, 1. "Pairs of neighbours" rotates the channels 2i and
+# 2i + 1 together instead of i and i + D/2. Meta's own files and llama.cpp do pair neighbours, so a
+# converter has to put the rows of q and k in another order.
+#
+# ## It speaks
+# SmolLM2-135M is a Llama: 30 layers of width 576, 9 query heads and 3 key heads, the embedding as
+# the head, and two trillion tokens behind it. Its three files (270 MB) come from the Hugging Face
+# Hub, if they are not there from an earlier time, and no setting is needed. HF_HUB_OFFLINE=1 keeps
+# the lesson from asking. Nothing is translated: the file's names go straight into your function.
+
+
+# %%
+def smollm2() -> Path | None:
+    """The folder of its files; None if they are not here and cannot be had."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            file = hf_hub_download("HuggingFaceTB/SmolLM2-135M", name, etag_timeout=3)
+    except Exception as error:  # no network, no such proxy, switched off
+        print(f"SmolLM2-135M is not here, and cannot be fetched ({type(error).__name__})")
+        return None
+    return Path(file).parent
+
+
+folder = smollm2()
+if folder:
+    sizes = json.loads((folder / "config.json").read_text())
+    its = {name: w.float() for name, w in load_file(folder / "model.safetensors").items()}
+    names = ("num_attention_heads", "num_key_value_heads", "rope_theta", "rms_norm_eps")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def scores(tokens: list[int]):
+        asked = torch.tensor([tokens])
+        return llama(asked, its, *(sizes[n] for n in names), attention, rotate)[0].double().numpy()
+
+    for prompt in ("The capital of France is", "Once upon a time, a robot"):
+        new = generate(scores, tokenizer.encode(prompt).ids, 24, 512, 0.0, 1.0, random.Random(0))
+        print(" ", (prompt + tokenizer.decode(new)).replace("\n", " ")[:78])
+
+# %%
+fig = lesson.figure(7.5, 2.6)
+axes = fig.subplots()
+axes.barh([row[0] for row in rows], errors, color="crimson")
+axes.set(xscale="log", xlabel="error of the logits / their size", title="one thing changed")
+lesson.save(fig, "34_llama")
+
+# %% [markdown]
+# ## Trap
+# "It writes English, so it is right." A wrong eps, a wrong base, a wrong rule for long texts: all
+# of them still write English, for a while. Only parity on many positions finds them. And parity on
+# weights that are special finds nothing: with norm weights of 1, a forgotten norm weight is not
+# seen.
+#
+# ## Exercise
+# `exercises/ex34.py`: the Llama itself. Then run this lesson again, and hear what your own lines
+# say. `python course/check.py 34`
