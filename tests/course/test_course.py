@@ -5,6 +5,7 @@ The tests find the lessons by their names, so a new lesson is tested as soon as 
 """
 
 import ast
+import doctest
 import math
 import queue
 import re
@@ -232,6 +233,11 @@ def test_the_first_pages_list_the_lessons_and_labs(pages):
     assert linked == [int(path.stem[:2]) for path in LESSONS]
 
 
+def test_the_examples_of_the_page_of_idioms_are_true():
+    failed, tried = doctest.testfile(str(COURSE / "idioms.md"), module_relative=False)
+    assert tried > 10 and not failed
+
+
 # ---------------------------------------------------- what lessons build is what the project has
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path, monkeypatch):
@@ -272,7 +278,7 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
     assert [*map(len, one_file.read_tokens(small_data))] == sizes
 
 
-def test_the_gpt_of_lesson_4_is_that_of_model_py():
+def test_the_gpt_of_lesson_5_is_that_of_model_py():
     """With plain options: the same scores and loss on the same weights, and initial values of the
     same size. The lesson's definitions run, not its cells."""
     from config import GPTConfig
@@ -281,7 +287,7 @@ def test_the_gpt_of_lesson_4_is_that_of_model_py():
     tree = ast.parse((COURSE / "05_block.py").read_text())
     keep = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     tree.body = [node for node in tree.body if isinstance(node, keep)]
-    theirs: dict = {"__name__": "lesson_4"}
+    theirs: dict = {"__name__": "lesson_5"}
     exec(compile(tree, "05_block.py", "exec"), theirs)
     torch.manual_seed(0)
     small = theirs["GPT"](width=64, blocks=3, heads=4, base=100.0)
