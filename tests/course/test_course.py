@@ -357,6 +357,9 @@ def test_a_lab_judges_a_real_change_and_a_placebo(tmp_path):
     code, said = judged("x = x + self.attn(", "x = 0 * x + self.attn(")
     verdict = re.search(r"\nlab 1: it (helped|harmed)", said)
     assert verdict and code == (verdict[1] == "harmed"), said
+    code, said = judged("return x + self.mlp(", "return x + self.missing(")  # before any long run
+    assert code == 1 and "train.py of your files ended with code 1" in said, said
+    assert "'missing'" in said and "runs of 6 steps" not in said, said
 
 
 # ----------------------------------------------------------------------------- 4. as a notebook
