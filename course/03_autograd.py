@@ -201,7 +201,8 @@ def scores(x, w):
 
 
 text = lesson.bytes_of_stdlib(513)
-x, hot = np.eye(256)[text[:-1]], np.eye(256)[text[1:]]  # eye: a 1 in each row; both (512, 256)
+x = np.eye(256)[text[:-1]]  # (512, 256): in each row a 1, at the place of its byte
+hot = np.eye(256)[text[1:]]  # (512, 256), the bytes that come next
 rng = np.random.default_rng(0)
 shapes = [(256, 16), (16, 16), (16, 256), (256,)]
 w = [Tensor(rng.normal(0, 0.2, shape)) for shape in shapes]
