@@ -198,7 +198,7 @@ better = all(b < a - 0.05 for a, b in zip(adam[2:5], muon[2:5]))
 lesson.holds(better, "each at its best rate, Muon is better with every seed, by over 0.05 nats")
 
 # %% [markdown]
-# In the mean of three seeds Muon comes to 2.187 nats (2.147 to 2.228 with three sets of seeds),
+# In the mean of three seeds Muon comes to 2.187 nats (2.147 to 2.228 with four sets of seeds),
 # Adam to 2.394 (2.330 to 2.426).
 #
 # ## Why not for tables

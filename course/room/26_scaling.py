@@ -171,7 +171,7 @@ rows += [(seeds, *interval(list(six)), large) for seeds, (six, large) in OTHERS.
 rows = [(*row, "yes" if row[1] <= row[4] <= row[3] else "no") for row in rows]
 lesson.table(["seeds", "low", "guess", "high", "trained", "inside"], rows, "four 90% intervals")
 missed = [row[5] for row in rows[1:]].count("no")
-lesson.arithmetic(missed == 1, "of the last three intervals, one does not hold the truth")
+lesson.holds(missed > 0, "of the last three intervals, at least one does not hold the truth")
 above = all(row[2] > row[4] for row in rows[1:])
 lesson.arithmetic(above, "and all three guesses are too high: an error that is not luck")
 

@@ -216,8 +216,8 @@ lesson.holds(moved > 2, "one distance: it cannot copy at another distance")
 
 # %% [markdown]
 # *One distance* counts 16 places back, and keeps a use for the head that looks back or not, as it
-# happens: without that head *one distance* has 0.16 nats (0.04 to 0.16 with three seeds),
-# the other model 5.05 (4.51 to 5.16). (docs/look.md shows when such heads appear in a training.)
+# happens: without that head *one distance* has 0.02 nats (0.02 to 0.42 with four seeds), and the
+# other model 4.56 (4.56 to 4.81). (docs/look.md shows when such heads appear in a training.)
 
 # %%
 layer, head = HEADS[first]
