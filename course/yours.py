@@ -3,7 +3,7 @@
     python course/yours.py                  what you have not solved is the plain thing it replaces
     python course/yours.py --fill ours      ... is the reference: your parts in our trainer
     python course/yours.py --only 1,4       as if you had solved these alone
-    python course/yours.py --steps 12000    a longer run, of ten minutes or more
+    python course/yours.py --steps 6000     a longer run, of five minutes, on more text
     python course/yours.py --prompt "def "  the last model writes on
     python course/yours.py --chat           it learns to answer: then a question on each line
 
