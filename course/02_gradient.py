@@ -134,9 +134,8 @@ lesson.holds(right, "if p is 0.7 and 0.3 and the second letter comes, the slopes
 
 # %%
 numbers = 256 * before + after  # each pair as one whole number
-share = torch.bincount(numbers, minlength=65_536).view(256, 256) / len(
-    before
-)  # a row for each byte before
+counted = torch.bincount(numbers, minlength=65_536).view(256, 256)  # a row for each byte before
+share = counted / len(before)
 
 
 def loss_of_all(W: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,8 @@ def smallest(counts: Counter) -> tuple[int, int]:
 
 
 class BPE:
-    """Ids: the bytes in the order of `alphabet`, then one per merge. Methods as in minbpe."""
+    """Ids: the bytes in the order of `alphabet`, then one per merge. Methods as in minbpe, a small
+    BPE by A. Karpathy."""
 
     def __init__(self, pattern: str | None = None, alphabet=range(256)):
         self.pattern = pattern
@@ -201,6 +202,8 @@ lesson.holds(worst < 1.01 * best, "the bytes per token of the three rules agree 
 # %% [markdown]
 # So the rule decides which ids a text has, and hardly how many. But a model that was trained with
 # one tokenizer cannot read the ids of the other.
+#
+# (In a hurry? What follows, up to the trap, is not needed for the exercise.)
 #
 # ## Two ways to write ã
 # Unicode writes "coração" with 7 characters (form NFC) or with 9 (NFD: letter, then accent), which

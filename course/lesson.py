@@ -35,13 +35,17 @@ def pages() -> list[Path]:
     return sorted(COURSE.glob("[0-9]*.py")) + sorted(COURSE.glob("room/[0-9]*.py"))
 
 
+def page(number: int) -> Path:
+    return next(path for path in pages() if path.name.startswith(f"{number:02d}_"))
+
+
 def begin(number: int, name: str) -> None:
     """Print the lesson's title now, and its time at the end of the program, beside the one that its
     first page promises for a machine with nothing else to do."""
     OUT.mkdir(exist_ok=True)
     print(f"lesson {number}: {name}")
-    page = pages()[number - 1].read_text()
-    said = " ".join(re.findall(r"Takes (\d+ seconds)", page))
+    text = page(number).read_text()
+    said = " ".join(re.findall(r"Takes (\d+ seconds)", text))
 
     def end() -> None:
         print(f"{time.perf_counter() - START:.0f} s (on two quiet cores: {said or 'not measured'})")

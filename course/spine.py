@@ -250,6 +250,7 @@ class Text:
         self.parts = parts
         self.have = have
         training = b"".join(files)
+        self.size = len(training)
         merges = []
         if "tokenizer" in have:
             words = Counter(WORD.findall(training[:MERGES_FROM]))
@@ -489,7 +490,7 @@ def run(parts: dict[str, Part], have: set[str], steps: int, seed: int) -> dict:
     weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, draw)
     model = Run(parts, have, weights, text.rows, seed, draw)
     losses = model.train(steps)
-    out = {"bits": model.examine(text), "steps": steps, "kinds": text.bos + 1}
+    out = {"bits": model.examine(text), "steps": steps, "kinds": text.bos + 1, "bytes": text.size}
     keep(model, text, out["bits"], steps)
     try:
         out["sample"] = written(model, text.tokens, "def ", seed)

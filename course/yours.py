@@ -190,7 +190,9 @@ def show(rows: list[dict], out: dict, began: float) -> None:
     for row in rows:
         if row["refused"]:
             print(wrapped(f"{row['number']} is refused: {row['refused'][:400]}"))
-    print(f"rows of {out['rows']:,}: {out['lost']:,} tokens in none; {out['unseen']:,} passed over")
+    print(
+        f"{out['rows']:,} rows (11: {out['lost']:,} tokens in none; 17: {out['unseen']:,} missed)"
+    )
     print(f"counting, as in part 1: {out['counting']:.3f} bits per byte: the line to get under")
     print(f"your trainer:           {out['bits']:.3f} bits per byte, to about {SAME}")
     if "failed" in out:
@@ -204,14 +206,14 @@ def show(rows: list[dict], out: dict, began: float) -> None:
 def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
     """Add a run to the history, if other parts are yours than in the one before and it is as long
     as all -> the history."""
-    log = lesson.OUT / "yours_history.json"
+    log = lesson.OUT / "yours_runs.json"
     past = json.loads(log.read_text()) if log.exists() else []
     if past and out["steps"] != STEPS:
         return past
     numbers = [row["number"] for row in rows if row["yours"]]
     files = b"".join((folder / f"ex{number:02d}.py").read_bytes() for number in numbers)
     entry = {"key": hashlib.sha256(files).hexdigest(), "parts": numbers}
-    entry |= {name: out[name] for name in ("bits", "sample", "losses")}
+    entry |= {name: out[name] for name in ("bits", "sample", "counting")}
     past = [*past[:-1], entry] if past and past[-1]["key"] == entry["key"] else [*past, entry]
     log.write_text(json.dumps(past))
     return past
@@ -219,7 +221,8 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
 
 def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     """course/out/yours.html: the model, the curve of all runs, two samples, what is left."""
-    known = [out["counting"], *(one["bits"] for one in past)]
+    line = past[-1]["counting"]
+    known = [line, out["bits"], *(one["bits"] for one in past)]
     low = math.floor(2 * min(known)) / 2
     top = math.ceil(2 * max(known)) / 2
     y = lambda bits: round(20 + 200 * (top - bits) / (top - low), 1)
@@ -239,9 +242,9 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     lines = [(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)]
     table = [row | dict(name=PARTS[row["number"]].name, whose=whose(row)) for row in rows]
     for row in table:
-        row["lesson"] = lesson.pages()[row["number"] - 1].relative_to(lesson.COURSE)
+        row["lesson"] = lesson.page(row["number"]).relative_to(lesson.COURSE)
     mine = {PARTS[row["number"]].name for row in rows if row["yours"]}
-    shown = dict(points=points, lines=lines, count_y=y(out["counting"]))
+    shown = dict(points=points, lines=lines, count_y=y(line), last_y=y(out["bits"]))
     shown["gpt"] = drawing(mine, out["kinds"])
     html = template("yours.html").render(rows=table, out=out, past=past, steps=STEPS, **shown)
     (lesson.OUT / "yours.html").write_text(html, encoding="utf-8")

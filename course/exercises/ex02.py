@@ -133,7 +133,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             factored.append(({"E": E, "U": U}, x, y, told))
 
         x = np.array([0, 1, 1])
-        y = np.array([2, 0, 1])
+        y = np.array([1, 0, 1])  # the first is 2,900 below the top
         W = np.array([[2900.0, 0, 2899], [-2000, -2001, -1999], [0, 0, 0]])
         judge(
             "table_gradient", answer.table_gradient, table_loss, {"W": W}, x, y, "scores of 2,900"

@@ -69,7 +69,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             scores = [sum(a * b for a, b in zip(query, keys[s])) for s in looked]
             scores = [score / math.sqrt(len(query)) for score in scores]
             powers = [math.exp(score - max(scores)) for score in scores]
-            for s, power in zip(looked, powers):
+            for s, power in zip(looked, powers):  # none: the query may look nowhere
                 out[place] += power / sum(powers) * values[s]
         return out
 

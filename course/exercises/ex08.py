@@ -8,10 +8,10 @@ first channel towards the second:
     rotate([[[[1.0, 0.0]]]], [[1]], [0.5]) -> [[[[0.878, 0.479]]]]          (cos 0.5, sin 0.5)
 
 1. The result is a new array of x's shape and dtype (float32 or float64); x stays as it is.
-2. Positions are whole numbers in any order: two texts in a row, a token alone with a cache behind
-   it. At position 1,000,000 the score of a query and a key still depends on their distance only,
-   and the angle is still right, to 1e-8 radians if x is float64. Memory and time depend on the
-   number of positions, not on how large they are.
+2. Positions are whole numbers in any order: two texts in a row, one token far into its text. At
+   position 1,000,000 the score of a query and a key still depends on their distance only, and the
+   angle is still right, to 1e-8 radians if x is float64. Memory and time depend on the number of
+   positions, not on how large they are.
    Negative positions turn backwards: rotate(rotate(x, p, s), -p, s) = x. yours.py needs that: the
    gradient of a rotation is the opposite rotation (spine.py, class Turn).
 
