@@ -343,7 +343,7 @@ lesson.holds(best < gpt - 0.1, "counting is better than this GPT by over a tenth
 
 # %%
 models = [
-    ("this GPT", sum(w.numel() for w in model.parameters()), STEPS * ROWS * LENGTH, None),
+    ("this GPT", sum(w.numel() for w in GPT().parameters()), STEPS * ROWS * LENGTH, None),
     ("tiny", 7_300_000, 2_000_000, None),
     ("d12", 286_000_000, 1_200_000_000, 2),
     ("GPT-2 124M, remade", 124_000_000, 10_000_000_000, 20),

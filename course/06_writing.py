@@ -127,7 +127,7 @@ columns = ["rule", "bits per byte", "known words, %", "repeated, %"]
 lesson.table(columns, table, f"16 texts of {WRITTEN} bytes for each rule")
 bits, found, again = ({row[0]: row[i] for row in table} for i in (1, 2, 3))
 lesson.holds(again["greedy"] > again["real"] + 20, "the likeliest byte, always, ends in loops")
-lesson.holds(bits["greedy"] < bits["real"] / 2, "and nothing that people write is as likely")
+lesson.holds(bits["greedy"] < bits["real"] / 2, "it has less than half the bits of real text")
 lesson.holds(
     abs(bits["T 1"] - bits["real"]) < 0.6, "at T = 1, bits per byte are near the real ones"
 )
@@ -157,8 +157,8 @@ lesson.save(fig, "06_writing")
 # %% [markdown]
 # ## Trap
 # Do not judge a text by its probability: the rule with the fewest bits per byte is the one that
-# loops. And do not judge a model by one sample: the temperature makes more difference to how it
-# reads than weeks of training. A sample without its temperature, top-p and seed says little; the
+# loops. And do not judge a model by one sample: the same model reads like a better one or a worse
+# one with another temperature. A sample without its temperature, top-p and seed says little; the
 # loss on held-out text has none of the three.
 #
 # ## Exercise

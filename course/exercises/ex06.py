@@ -106,7 +106,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     for _ in range(20):
         scores = [rng.gauss(0, 2) for _ in range(rng.choice([2, 5, 40]))]
         edges(scores, rng.choice([0, 0.3, 1.0, 3.0]), rng.choice([0.1, 0.5, 0.9, 1.0]))
-    edges([1.0, 3.0, 3.0, 2.0], 0, 1.0)
+    edges([1.0, 3.0, 3.0, *[2.0] * 50_000], 0, 1.0)  # as large as a real vocabulary
     edges([0.0, 0.0, 0.0, 0.0], 1.0, 0.5)  # two: the sum before the third is not below 0.5
     edges([5000.0, 5001.0, 4000.0], 1.0, 1.0)
     edges([1.0, -math.inf, 2.0, 1.5], 0.7, 0.8)

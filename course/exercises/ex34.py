@@ -30,8 +30,7 @@ It is lesson 5's model with five differences:
 5. The MLP is SwiGLU: down(silu(gate(x)) * up(x)), with silu(y) = y * sigmoid(y).
 
 attention(Q, K, V, mask) is exercise 4's scaled_dot_product_attention, and rotate(x, positions,
-speeds) exercise 8's: it takes and returns numpy arrays. No gradients are asked for. The weights are
-not changed.
+speeds) exercise 8's: it takes and returns numpy arrays. No gradients are asked for.
 """
 
 from collections.abc import Callable
@@ -106,7 +105,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 w[name] *= 1000.0
         if tied:
             right *= 1000.0
-        given = {name: w[name].clone() for name in sorted(w, reverse=True)}  # order means nothing
+        given = {name: w[name] for name in sorted(w, reverse=True)}  # their order means nothing
         got = answer.llama(ids, given, heads, kv_heads, 50.0, 1.0, attention, rotate)
         assert got.shape == right.shape and got.dtype == torch.float32, (
             f"{case}: {got.dtype} of {tuple(got.shape)}, not float32 of {tuple(right.shape)}"
@@ -116,5 +115,3 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             f"{case}: the logit of token {v} at position {t} of text {b} is {got[b, t, v]:.4f}, "
             f"not {right[b, t, v]:.4f}"
         )
-        changed = [name for name in w if not torch.equal(given[name], w[name])]
-        assert not changed, f"{case}: {changed} changed"

@@ -15,6 +15,7 @@
 import importlib.util
 import json
 import random
+import urllib.request
 from pathlib import Path
 
 import lesson
@@ -126,11 +127,10 @@ for name, other in changes.items():
     rows.append((name, error, 100 * same))
 columns = ["changed", "error / size", "same likeliest token, %"]
 lesson.table(columns, rows, "a Llama with one thing changed, random weights")
-_, errors, same = zip(*rows)
+_, errors, _ = zip(*rows)
 lesson.holds(
     min(errors[1:]) > 0.1, "each of the four moves the logits by over a tenth of their size"
 )
-lesson.holds(max(same[1:]) < 90, "and changes the likeliest token in over a tenth of places")
 lesson.holds(errors[0] < 0.01, "another eps does not: not all that differs matters")
 
 # %% [markdown]
@@ -149,12 +149,18 @@ lesson.holds(errors[0] < 0.01, "another eps does not: not all that differs matte
 # %%
 def smollm2() -> Path | None:
     """The folder of its files; None if they are not here and cannot be had."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
+    local = constants.HF_HUB_OFFLINE
+    try:
+        if not local:
+            urllib.request.urlopen(constants.ENDPOINT, timeout=3).close()
+    except OSError:
+        local = True  # asked without this, it would try for half a minute
     try:
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
-            file = hf_hub_download("HuggingFaceTB/SmolLM2-135M", name, etag_timeout=3)
-    except Exception as error:  # no network, no such proxy, switched off
+            file = hf_hub_download("HuggingFaceTB/SmolLM2-135M", name, local_files_only=local)
+    except OSError as error:
         print(f"SmolLM2-135M is not here, and cannot be fetched ({type(error).__name__})")
         return None
     return Path(file).parent

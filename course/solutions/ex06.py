@@ -6,7 +6,7 @@ from edits import edits
 
 def distribution(scores, temperature, top_p):
     if temperature == 0:
-        return np.eye(len(scores))[scores.argmax()]
+        return np.arange(len(scores)) == scores.argmax()
     powers = np.exp((scores - scores.max()) / temperature)
     p = powers / powers.sum()
     order = np.argsort(-p, kind="stable")  # of equal ones, the smaller number first
