@@ -27,10 +27,10 @@ lesson.begin(10, "the rate")
 
 # %% [markdown]
 # ## Why it falls
-# Take the simplest thing that can be trained: two weights, whose best values are 0. The loss is a
-# long valley, steep across (the first weight) and nearly flat along (the second): it is the sum of
-# half its bend times each weight's square. A batch shows the slope with noise, since it is not the
-# whole text. 1,000 runs start at the same place. After 200 steps:
+# Take the simplest thing that can be trained: two weights, whose best values are 0. The loss is
+# half of bend x weight^2, summed over both, with a bend of 1 for the first weight and of 0.03 for
+# the second: a long valley, steep across and nearly flat along. Its slope is bend x weight. A batch
+# shows the slope with noise, since it is not the whole text. 1,000 runs start at the same place:
 
 # %%
 bend = torch.tensor([1.0, 0.03])
