@@ -216,10 +216,10 @@ lesson.save(fig, "15_rewards")
 # DPO has the price beta in its formula, and strays far all the same. Our pairs never contradict
 # each other: of a balanced string and another one the first is always preferred. Then no difference
 # is large enough, and the loss goes on falling while *both* strings of a pair lose probability, the
-# rejected one faster. Where it goes, no pair says: mostly to the empty string, and some of it to
-# "s", a second START, which no text ever had. People's preferences contradict each other, which
-# helps; so do a larger beta, and fewer steps. The loss shows nothing of this. Look at the KL, and
-# read samples.
+# rejected one faster. Where it goes, no pair says: mostly to the empty string. (An "s" among the
+# samples is a second START, which no text ever had.) People's preferences contradict each other,
+# which helps; so do a larger beta, and fewer steps. The loss shows nothing of this. Look at the KL,
+# and read samples.
 #
 # ## Exercise
 # `exercises/ex15.py`: advantages among the answers to one question, the loss of a policy gradient
