@@ -365,7 +365,7 @@ left.set_xlabel("bits per byte, held out (from 2)")
 right.plot(steps, remembered, "o-", color="silver", label="training text")
 right.plot(steps, unknown, "o-", color="crimson", label="held-out text")
 right.set(xscale="log", xlabel="steps on 16,384 bytes", ylim=(0, None), title="overfitting")
-right.legend()
+right.set_xticks(steps, steps), right.minorticks_off(), right.legend()
 lesson.save(fig, "05_block")
 
 # %% [markdown]

@@ -85,7 +85,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for name, weight in model.named_parameters():
             small = any(part in name for part in ("embed", *neither))  # as small as eps, squared
             size = 0.0 if any(part in name for part in silent) else 0.001 if small else 0.3
-            weight.normal_(0, 1, generator=draw).mul_(size)
+            weight.normal_(0, size, generator=draw)
         ids = torch.randint(31, (2, 7), generator=draw)
         right = model(ids)  # (2, 7, 31)
         w = to_huggingface(model)
