@@ -279,8 +279,8 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
 
 
 def test_the_gpt_of_lesson_5_is_that_of_model_py():
-    """With plain options: the same scores and loss on the same weights, and initial values of the
-    same size. The lesson's definitions run, not its cells."""
+    """With plain options: the same loss on the same weights, and initial values of the same size.
+    The lesson's definitions run, not its cells."""
     from config import GPTConfig
     from model import GPT
 
@@ -304,11 +304,8 @@ def test_the_gpt_of_lesson_5_is_that_of_model_py():
             weight.copy_(torch.randn_like(weight) * weight.size(1) ** -0.5)
         ours.load_state_dict(small.state_dict())
         pieces = torch.randint(256, (4, 65))
-        scores = small(pieces[:, :-1])
-        logits = ours(pieces[:, :-1])
         bits = float(theirs["bits"](small, pieces))
         loss = float(ours(pieces[:, :-1], pieces[:, 1:]))
-    assert scores.std() > 0.5 and float((scores - logits).abs().max()) < 1e-5
     assert abs(bits * math.log(2) - loss) < 1e-5
 
 
