@@ -255,7 +255,7 @@ lesson.save(fig, "25_rates")
 # Try three rates for each of three batches, find the largest rate best each time, and report that
 # "the best rate does not depend on the batch": that is a claim about the grid. With larger rates in
 # it, others would win. And seeds decide as well: see the two last columns of the table. For 16
-# times the batch the best rate grew 2.03 times (1.69 to 2.03 with four sets of seeds). That it
+# times the batch the best rate grew 2.03 times (1.69 to 2.35 with six sets of seeds). That it
 # grows, and by far less than 16 times, is safe to say; its exponent is not.
 #
 # ## Exercise
