@@ -47,7 +47,7 @@ for ax, (name, M) in zip(fig.subplots(1, 3), pictures.items()):
     ax.plot(*(M @ circle), color="silver")
     for v, color, label in zip(Vt, ("crimson", "tab:blue"), ("v1", "v2")):
         ax.quiver(*(M @ v), color=color, angles="xy", scale_units="xy", scale=1, label=label)
-    ax.legend(loc="lower right")
+    ax.legend(loc="upper left")
     lengths.append((name, *np.linalg.norm(M @ Vt.T, axis=0)))
     ax.set(title=name, aspect="equal", xlim=(-2, 2), ylim=(-2, 2))
 lesson.save(fig, "12_muon")
@@ -126,7 +126,7 @@ rows = []
 for name, D in {"gradient": G, "sign (Adam, step 0)": G.sign(), "U V^T (Muon)": U @ Vt}.items():
     D = D / torch.linalg.matrix_norm(D, 2)
     rows.append((name, ((G * D).sum() / S.sum()).item(), torch.linalg.svdvals(D).median().item()))
-columns = ["step", "gain of the most possible", "median s"]
+columns = ["step", "share of the largest gain", "median s"]
 lesson.table(columns, rows, "Steps that move no output by more than 1 (the largest s is 1)")
 lesson.holds(max(rows[0][1], rows[1][1]) < 0.8, "gradient and sign gain less than 80% of it")
 lesson.holds(abs(rows[2][1] - 1) < 1e-9, "U V^T gains all of it")

@@ -252,5 +252,6 @@ lesson.save(fig, "14_name")
 # `python course/check.py 14`
 #
 # It is the part that makes your own model answer. `python course/yours.py --chat` takes the model
-# that your trainer has made, tunes it on pairs like those above, with your `render` and `shifted`
-# in the place of this page's, and then you can type to it.
+# that your trainer has made, tunes it with your `render` and `shifted` on questions about the
+# library ("What is it called? ...", "What does ... do?", "Which arguments does ... take?", "Who are
+# you?"), and then you can type to it.

@@ -115,6 +115,7 @@ def trial(number: int, yours, ours) -> str | None:
     if not np.allclose(found, right, atol=2e-3, rtol=1e-3):
         return f"on the run's shapes it gives other numbers than ours, by up to {off:.3g}"
     least = min(seconds[1::2]) * times
-    if least > PART_S:
-        return f"too slow for the run: about {least:.0f} s, of {PART_S} allowed"
+    ours_s = min(seconds[::2]) * times
+    if least > max(PART_S, 3 * ours_s):  # on a busy machine ours is slow, too
+        return f"too slow for the run: about {least:.0f} s, of {PART_S} allowed; ours {ours_s:.0f}"
     return None

@@ -290,9 +290,12 @@ def speak(args: argparse.Namespace) -> int:
     if args.prompt is not None:
         print(spine.written(*spine.loaded(parts, have, kept), args.prompt, args.seed))
         return 0
-    print("it learns to answer: about half a minute", flush=True)
+    print("it learns to answer: about a minute", flush=True)
     answer = spine.chat(parts, have, kept, args.seed)
-    print("a question, as in: Which arguments does open(file, mode) take? (Ctrl-D ends)")
+    print("questions that it was taught: Hello; Who are you?; What does open do?;")
+    print(
+        "Which arguments does open(file, mode) take?; What is it called? Open a file. (Ctrl-D ends)"
+    )
     for line in sys.stdin:
         if line.strip():
             print(f"  {answer(line.strip())}", flush=True)

@@ -9,10 +9,11 @@ stop - start + 1 places of its row. All documents are held from the start; when 
 is held in its place, the repeated token included. Rules:
 1. the pieces of a row take exactly `row` places; what is left at the end, fewer places than a row,
    is not in the result;
-2. every other token of every document is in exactly one piece, a document's pieces in order;
+2. every other token of every document (all but the repeated ones and what is left) is in exactly
+   one piece, a document's pieces in order;
 3. a document (or the rest of one) is cut only when nothing that is held fits in the space. Take any
    of those that fit, or cut any. The piece fills the row to its end. A rest that is cut in a space
-   of 1 leaves there its repeated token and nothing else.
+   of 1 leaves there its repeated token and nothing else: the piece (d, a, a).
 """
 
 

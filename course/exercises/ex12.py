@@ -5,9 +5,9 @@
 by matrix products `@`, sums, and multiplication with numbers; np.linalg.norm is allowed, and
 nothing else that takes a matrix apart.
 1. The result R, of G's shape, is U diag(r) V^T with the U and V of G. For every singular value s of
-   G of at least 0.001 times G's Frobenius norm, r is within 0.15 of 1: the lesson's five
-   polynomials (`from optim import POLAR_EXPRESS`) do that. A smaller s gives an r from 0 to 1.15,
-   and s = 0 gives r = 0 (so zeros give zeros).
+   G of at least 0.001 times G's Frobenius norm (the root of the sum of all s^2), r is within 0.15
+   of 1: the lesson's five polynomials (`from optim import POLAR_EXPRESS`) do that. A smaller s
+   gives an r from 0 to 1.15, and s = 0 gives r = 0 (so zeros give zeros).
 2. The length of G must not matter: 1e-200 times G gives the same R.
 3. Products are counted in multiplications: (a x b) @ (b x c) takes abc. With the short side m and
    the long side n of G, you may use 6 (2 m^2 n + m^3): six iterations of the lesson's kind, on the

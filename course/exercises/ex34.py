@@ -29,8 +29,9 @@ It is lesson 5's model with five differences:
 4. Pair i of D / 2 turns with the speed theta^(-2 i / D).
 5. The MLP is SwiGLU: down(silu(gate(x)) * up(x)), with silu(y) = y * sigmoid(y).
 
-attention(Q, K, V, mask) is exercise 4's scaled_dot_product_attention, and rotate(x, positions,
-speeds) exercise 8's: it takes and returns numpy arrays. No gradients are asked for.
+attention(Q, K, V, mask) is exercise 4's scaled_dot_product_attention, with Q (B, heads, T, D), and
+rotate(x, positions, speeds) exercise 8's: it takes and returns numpy arrays, x (B, T, heads, D),
+positions (B, T), speeds (D / 2,). No gradients are asked for.
 """
 
 from collections.abc import Callable

@@ -163,6 +163,8 @@ lesson.holds(
 lesson.holds(max(abs(x) for x in off[2:]) < 4, "after eight, no bias is seen in 4,000 shuffles")
 
 # %% [markdown]
+# (For the exercise, the first two sections and this one are enough.)
+#
 # ## Epochs, sources, and why the seed belongs to a position
 # Position p of a source is position `p % n` of epoch `p // n`. With the epoch in the key, each has
 # a shuffle of its own; a repeated index plays the same rows in the same order. With the source in

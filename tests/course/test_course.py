@@ -182,7 +182,7 @@ def test_a_lesson_runs_through(path):
     assert len(re.findall(r"^holds: ", done.stdout, re.MULTILINE)) >= 3
     assert re.search(r"\n  +\S.*\n  +\S", done.stdout), "no table"
     assert figure.stat().st_size < 500_000
-    for number in seeds.golden().get(path.name, []):
+    for number in seeds.golden().get(f"{path.relative_to(COURSE)}", []):
         low, high = seeds.spread(number)
         value = seeds.printed(number, done.stdout)
         far = 3 * (high - low)  # another machine is another draw, and few were seen
