@@ -9,7 +9,7 @@
 # Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024); Bernstein
 # and Newhouse, Old Optimizer, New Norm (2024); Amsel et al., The Polar Express (2025).
 # Core file: `optim.py`, `orthogonalize` and `Muon`. Before: lesson 11. Next: lesson 13.
-# Takes 40 seconds on two cores.
+# Takes 45 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path

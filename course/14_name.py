@@ -238,8 +238,8 @@ lesson.save(fig, "14_name")
 # ## Trap
 # With the mask left out, the loss over everything falls to less than half of what it is with it:
 # it looks like the better run by far. But the template and the questions are most of the tokens,
-# and the easiest. The answers, which are all that was asked for, come out no better: without the
-# mask they cost 1.71 nats a token (1.58 to 1.71 with four seeds), with it 1.69 (1.59 to 1.69).
+# and the easiest. The answers, which are all that was asked for, come out alike: without the mask
+# they cost 1.71 nats a token (1.58 to 1.71 with four seeds), with it 1.69 (1.59 to 1.69).
 #
 # The form proves little: the model from random weights has it in most of its answers, too. Nor does
 # it tell mask and no mask apart: 72 answers are few, and the shares change by 10 or 20 points with

@@ -10,7 +10,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
 # (the tournament), "Avaliação", "Tabela 10.2". Core files: `choice.py` and `judge.py` of
 # instruments/exams/; `bits_per_byte.py` (lesson 13). Before: lesson 31. Next: lesson 33.
-# Takes 45 seconds on two cores.
+# Takes 30 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path

@@ -9,7 +9,7 @@
 #
 # Source: Olsson et al. 2022, In-context Learning and Induction Heads. Core file: `model.py`
 # (`_init_previous_token_head`, `key_offset`). Before: lesson 32. Next: lesson 34.
-# Takes 25 seconds on two cores.
+# Takes 30 seconds on two cores.
 #
 # ## Look first
 # This lesson needs the model that `bash run.sh` trains, `runs/tiny`. Before you read on, run
