@@ -171,7 +171,7 @@ lesson.holds(same and far < 1e-4, "merged, rank 4 has the old model's shape and 
 # %%
 fig = lesson.figure(8, 3.2)
 axes = fig.subplots(1, 2)
-for axis, losses, title in zip(axes, (new, old), ("the new: answers", "the old: code")):
+for axis, losses, title in zip(axes, (new, old), ("the new: answers, nats", "the old: code, nats")):
     axis.plot(numbers[1:], losses[1:], "o-")
     for row, loss in zip(rows[1:], losses[1:]):
         axis.annotate(row[0], (row[1], loss), (0, 7), textcoords="offset points", ha="center")

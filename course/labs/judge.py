@@ -86,7 +86,7 @@ def run(tree: Path, program: str, *words) -> None:
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if done.returncode:
         whose = "your files" if tree == ROOT else "the files of the commit"
-        said = (done.stdout + done.stderr)[-3000:]
+        said = (done.stdout + done.stderr)[-1500:]
         sys.exit(f"{program} of {whose} ended with code {done.returncode}:\n{said}")
 
 
