@@ -285,7 +285,6 @@ class Text:
         shown = [self.bos] if "packing" in self.have else []
         stream = np.r_[held[0], self.tokens.encode(held[1:])]
         new = T - len(shown)
-        self.targets = len(stream) - 1
         return [
             np.r_[shown, stream[i : i + new + 1]].astype(np.int64)
             for i in range(0, len(stream) - 1, new)
@@ -469,8 +468,10 @@ def training_files(text: bytes, steps: int) -> list[bytes]:
     room = len(text) * max(0, steps / STEPS - 1)
     files = []
     for path in lesson._stdlib():
+        if not text:
+            break
         size = path.stat().st_size
-        files += [text[:size]] * bool(text)
+        files.append(text[:size])
         text = text[size:]
     for path in sorted(lesson._stdlib()[0].parent.glob("*/*.py")):
         if room <= 0:
@@ -489,15 +490,13 @@ def run(parts: dict[str, Part], have: set[str], steps: int, seed: int) -> dict:
     draw = torch.Generator().manual_seed(seed)
     weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, draw)
     model = Run(parts, have, weights, text.rows, seed, draw)
-    losses = model.train(steps)
+    model.train(steps)
     out = {"bits": model.examine(text), "steps": steps, "kinds": text.bos + 1, "bytes": text.size}
     keep(model, text, out["bits"], steps)
     try:
         out["sample"] = written(model, text.tokens, "def ", seed)
     except Refused as error:  # the number is there
         out |= {"sample": "", "failed": error.args}
-    out["losses"] = [round(loss, 4) for loss in losses]
-    out["bytes_per_token"] = text.asked / text.targets
     out["rows"] = len(text.rows)
     out["lost"] = int(text.lost)
     due = min(steps * ROWS, len(text.rows))  # rows of which each could have been seen once

@@ -97,7 +97,9 @@ def collect(
         path = folder / f"ex{number:02d}.py"
         said = judged(number, path) if number in only else "not begun"
         yours = said is None
-        plain = spec.name not in have if have else not yours and fill == "plain"
+        plain = not yours and fill == "plain"
+        if have:
+            plain = spec.name not in have
         plain = plain and bool(spec.plain)
         owner = judging.load(path) if yours else reference(number)
         for name in spec.functions:
@@ -190,9 +192,7 @@ def show(rows: list[dict], out: dict, began: float) -> None:
     for row in rows:
         if row["refused"]:
             print(wrapped(f"{row['number']} is refused: {row['refused'][:400]}"))
-    print(
-        f"{out['rows']:,} rows (11: {out['lost']:,} tokens in none; 17: {out['unseen']:,} missed)"
-    )
+    print(f"{out['rows']:,} rows; {out['lost']:,} tokens in none; {out['unseen']:,} rows not seen")
     print(f"counting, as in part 1: {out['counting']:.3f} bits per byte: the line to get under")
     print(f"your trainer:           {out['bits']:.3f} bits per byte, to about {SAME}")
     if "failed" in out:
@@ -283,8 +283,9 @@ def speak(args: argparse.Namespace) -> int:
     if kept is None:
         print("there is no model yet: train one first, python course/yours.py", file=sys.stderr)
         return 2
-    writes = 6 in args.only and judged(6, args.folder / "ex06.py") is None  # not of the training
-    have = kept["have"] - {"writing"} | {"chat"} | ({"writing"} if writes else set())
+    have = kept["have"] | {"chat", "writing"}
+    if 6 not in args.only or judged(6, args.folder / "ex06.py"):  # it is no part of the training
+        have.remove("writing")
     parts, _ = collect(args.folder, args.only, args.fill, have)
     print(f"a model of {kept['steps']:,} steps, {kept['bits']:.3f} bits per byte", flush=True)
     if args.prompt is not None:
@@ -292,10 +293,8 @@ def speak(args: argparse.Namespace) -> int:
         return 0
     print("it learns to answer: about a minute", flush=True)
     answer = spine.chat(parts, have, kept, args.seed)
-    print("questions that it was taught: Hello; Who are you?; What does open do?;")
-    print(
-        "Which arguments does open(file, mode) take?; What is it called? Open a file. (Ctrl-D ends)"
-    )
+    print("Ask as it was taught (Ctrl-D ends): Hello; Who are you?; What does open do?;")
+    print("Which arguments does open(file, mode) take?; What is it called? Open a file.")
     for line in sys.stdin:
         if line.strip():
             print(f"  {answer(line.strip())}", flush=True)
