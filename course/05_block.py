@@ -257,11 +257,12 @@ _, (quick, *_, slow), (full, replaced, alone, without, more) = zip(*rows)
 lesson.holds(replaced > full + 0.5, "without the addition, three blocks learn far less")
 lesson.holds(alone > full + 0.3, "MLPs alone see one byte of the past: they lose everything else")
 lesson.holds(without > full + 0.03, "attentions alone lose too, but little")
-lesson.holds(abs(more - full) < 0.03, "nine attentions, with as many numbers, do as well")
+lesson.holds(more < without - 0.015, "six more attentions, with the MLPs' numbers, help as well")
 lesson.timed(slow > 1.2 * quick, "but they take over 1.2 times as long")
 
 # %% [markdown]
-# So attention brings the past, and nothing else can. And numbers help wherever they are. An MLP is
+# So attention brings the past, and nothing else can. And numbers help wherever they are: with six
+# seeds, nine attentions were between 0.04 bits better than three blocks and 0.04 worse. An MLP is
 # the cheap place to put them: each of its numbers costs a multiplication for each position, and
 # that is all. An attention also compares all positions with each other, one more time for each
 # layer. Nothing here shows that an MLP learns what attention cannot; in large models, where it has
