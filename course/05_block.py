@@ -9,7 +9,7 @@
 #
 # Source: A. Radford et al., Language models are unsupervised multitask learners (2019); K. He et
 # al., Deep residual learning (2015). Core file: `model.py`. Before: lesson 4. Next: lesson 6.
-# Takes 45 seconds on two cores.
+# Takes 55 seconds on two cores.
 
 # %%
 import json
