@@ -120,7 +120,7 @@ lesson.holds(exact["in"] < 0, "raising the score of a frequent pair lowers the l
 two = torch.tensor([0.7, 0.3]).log().requires_grad_()  # scores whose softmax is (0.7, 0.3)
 (-softmax(two)[1].log()).backward()  # [1]: the second letter came
 right = torch.allclose(two.grad, torch.tensor([0.7, -0.7]))
-lesson.holds(right, "if p is 0.7 and 0.3 and the second letter comes, the slopes are 0.7 and -0.7")
+lesson.holds(right, "p is 0.7 and 0.3 and the second letter comes: slopes of 0.7 and -0.7")
 
 # %% [markdown]
 # ## One step downhill

@@ -184,7 +184,7 @@ faster = [trained("SGD", "right", seed, 3)[0] for seed in range(3)]
 print("SGD, the right loop at a rate of 1.5:", *(f"{end:.2f}" for end in faster))
 best = sum(bits["SGD", "right"]) / 3 - 0.03
 wins = max(sum(faster), sum(bits["SGD", "adds up the means"])) / 3 < best
-lesson.holds(wins, "SGD: the fault wins on average, and so does the right loop at 3 times the rate")
+lesson.holds(wins, "SGD: the fault wins in the mean, as does 'right' at 3 times the rate")
 
 # %% [markdown]
 # ## A test instead of a curve

@@ -126,7 +126,7 @@ def train(peak: float, schedule: str, seed: int) -> tuple[float, list[float], li
 PEAKS = (0.02, 0.08)
 runs = {(s, p): [train(p, s, seed) for seed in range(3)] for s in SCHEDULES for p in PEAKS}
 sizes = runs["constant", 0.02][0][2]
-print("Adam's steps, in rates:", *(f"step {t}: {sizes[t - 1]:.2f}" for t in (1, 2, 5, 20, 100)))
+print("Adam's steps, in rates:", *(f"{t}: {sizes[t - 1]:.2f}" for t in (1, 2, 5, 20, 100)))
 lesson.holds(sizes[0] > 0.9 and sizes[99] < 0.4, "the first step is over twice the hundredth")
 
 # %% [markdown]
@@ -146,7 +146,7 @@ lesson.table(columns, rows, "bits per byte of the exam; of batches: the highest.
 gain = min(a - b for a, b in zip(exams["constant", 0.02], exams["decay", 0.02]))
 lesson.holds(gain > 0.08, "decay is worth over 0.08 bits per byte with every seed")
 jumps = max(jump["decay"]) > 12 > 10 > max(jump["both"])
-lesson.holds(jumps, "without warmup the loss jumps above 12 bits with some seed, with it with none")
+lesson.holds(jumps, "without warmup the loss jumps above 12 bits with some seed, else never")
 worth = abs(sum(exams["decay", 0.02]) - sum(exams["both", 0.02])) / 3
 lesson.holds(worth < 0.06, "at the lower rate warmup changes the mean by less than 0.06 bits")
 

@@ -236,7 +236,7 @@ def both(rank, world):
 ranks = lesson.ranks(2, both, timeout_s=150)
 worst = max(cut[0] for cut, _ in ranks)
 _, log, forward = ranks[0][0]
-print(f"a layer on two ranks: relative error {worst:.1g}; each sends {log} bytes")
+print(f"on two ranks: relative error {worst:.1g}; each sends {log} bytes")
 lesson.holds(worst < 1e-4, "cut in two, the layer and all its gradients are the same")
 lesson.holds(forward == 2 and len(log) == 4, "two all-reduces forward, two backward")
 
