@@ -215,8 +215,8 @@ def examine(path: Path) -> str | None:
     except TooLong as late:
         stacks = [[f for f, _ in traceback.walk_stack(frame)][::-1] for frame in late.frames]
         found = next(filter(None, map(learner.entered, stacks)), None)
-        said = f"{late}, without an end or too slow for such sizes"
-        return said + (f": {found[0]} ({learner.line(found[1])})" if found else "")
+        said = f"{late} (it never ends, or is too slow)"
+        return said + (f" in {found[0]} ({learner.line(found[1])})" if found else "")
     except BaseException as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         lines = [line for _, line in traceback.walk_tb(error.__traceback__)]

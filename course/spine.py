@@ -1,8 +1,9 @@
 """The trainer that yours.py runs: the parts of the course's spine, and what joins them.
 
 Each part is a function of an exercise, yours or the reference. What is not solved is replaced by
-the plain thing that it replaces. Shapes: B rows, T = 64 positions, width 64, 3 blocks, 4 heads; the
-vocabulary is 256 bytes, with a tokenizer 512 tokens, with packing BOS besides.
+the plain thing that it replaces. The last model is kept in course/out/yours.pt. Shapes: B rows, T =
+64 positions, width 64, 3 blocks, 4 heads; the vocabulary is 256 bytes, with a tokenizer 512 tokens,
+with packing BOS besides.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ ORDER = 6  # of counting
 ALPHA = 64.0  # the best of 16, 32, 64, 128, 256
 PART_S = 60  # processor seconds that one part may take of a run of STEPS
 CHAT_STEPS = 600
-BOS, USER, ASSISTANT, END = range(4)  # of exercise 14: the first ids of a model that chats
+END = 3  # of exercise 14; the ids 0 to 3 of a model that chats are special
 IGNORED = -100
 WORD = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s+(?!\S)|\s+")
 

@@ -70,14 +70,14 @@ def calls() -> dict[int, tuple]:
         5: (gpt, 2400),
         6: (lambda part: part.generate(model, [1, 2], 40, T, 0.8, 0.95, random.Random(0)), 4),
         7: (loop, 1),
+        8: (lambda part: [part.rotate(x, p, speeds) for p in (positions, -positions)], 7200),
         9: (lambda part: [part.merge_order(words, 20), part.encode(b" information", ranks)], 20),
+        10: (lambda part: [part.rate(step, 800, 20) for step in range(800)], 1),
         11: (lambda part: len(part.pack_lengths([9000, 70, 5, 12_000] * 11, T + 1)), 8),
+        12: (muon, 14_400),
+        13: (lambda part: part.bits_of_text(nats, sizes), 1),
         14: (conversation, 2500),
         17: (lambda part: [len({part.order(p, [60], [1], 0, hashed) for p in range(60)})], 160),
-        8: (lambda part: [part.rotate(x, p, speeds) for p in (positions, -positions)], 7200),
-        12: (muon, 14_400),
-        10: (lambda part: [part.rate(step, 800, 20) for step in range(800)], 1),
-        13: (lambda part: part.bits_of_text(nats, sizes), 1),
     }
 
 

@@ -367,8 +367,7 @@ def test_a_lesson_runs_as_a_notebook():
         pytest.importorskip(name)
     import render
 
-    path = LESSONS[27]
-    notebook = render.execute(path)
+    notebook = render.execute(lesson.page(28))
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert printed.count("holds: ") >= 3
 
