@@ -1,17 +1,16 @@
 """How an answer to an exercise is judged: in a process of its own, by the exercise's oracle.
 
-`load` runs a file, `verdict` asks an oracle, `examine` says what is wrong in the learner's words,
-`apart` does so in a process of its own, with limits. The answer and its judge are in one process,
-so an answer can cheat (check.py says how). Next: check.py, the command.
+`load` runs a file, `verdict` asks an oracle about an answer (subject.py), `apart` does so in a
+process of its own, with limits. The answer and its judge are in one process, so an answer can cheat
+(check.py says how). Next: check.py, the command.
 """
 
 import ast
-import builtins
 import faulthandler
+import linecache
 import math
 import os
 import re
-import reprlib
 import resource
 import signal
 import sys
@@ -20,12 +19,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its limit counts all threads' seconds
 import lesson  # puts the project on the path
+from subject import Subject
 
 EXERCISES = sorted(int(path.stem[2:]) for path in (lesson.COURSE / "exercises").glob("ex*.py"))
 CPU_S = 20  # what one answer may take: computing
@@ -34,9 +34,10 @@ BYTES = 12 << 30  # of addresses, of which torch takes some
 
 
 def load(path: Path) -> ModuleType:
-    """Run a file. What stands from `oracle` on is the judge's, and has a namespace of its own: a
-    `sum` or a `_hash` of the learner's cannot take the place of the judge's, nor the reverse."""
-    tree = ast.parse(path.read_text(), str(path))
+    """Run a file. What stands from `oracle` on is the judge's, and has names of its own: a `sum` or
+    a missing import of the learner's does not reach it."""
+    source = path.read_text()
+    tree = ast.parse(source, str(path))
     lines: dict[str, list[int]] = {}
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -48,15 +49,14 @@ def load(path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     end = lines.get("oracle", [math.inf])[0]
-    own = []
-    judge = []
-    for node in tree.body:
-        (own if node.lineno < end else judge).append(node)
+    own = [node for node in tree.body if node.lineno < end]
+    judge = [node for node in tree.body if node.lineno >= end]
     exec(compile(ast.Module(own, []), str(path), "exec"), vars(module))
     if judge:
-        names = {k: v for k, v in vars(module).items() if not hasattr(builtins, k)}
-        names |= {"__name__": module.__name__}
-        exec(compile(ast.Module(judge, []), str(path), "exec"), names)
+        name = f"{path} (the judge)"  # so that a stack tells whose a line is
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        names = {"__name__": f"judge_of_{path.stem}"}
+        exec(compile(ast.Module(judge, []), name, "exec"), names)
         module.oracle = names["oracle"]
     return module
 
@@ -73,6 +73,7 @@ class TooLong(BaseException):
 
     def __init__(self, seconds: float, frames: list[FrameType]):
         super().__init__(f"no end within {seconds} seconds")
+        self.seconds = seconds
         self.frames = frames  # where all threads are, the main one last
 
 
@@ -99,147 +100,33 @@ def limit(cpu_s: float, wall_s: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def verdict(oracle, answer, cpu_s: float = 0) -> str | None:
-    """None if the oracle accepts the answer, else what it says; any error is a refusal."""
+def said_of(subject: Subject, judge: Callable, cpu_s: float = 0) -> str | None:
+    """None if judge() ends well, else what is wrong; any error is a refusal."""
     try:
         with limit(cpu_s or CPU_S, WALL_S):
-            oracle(answer)
+            judge()
     except NotImplementedError as error:
         return f"not begun: {error}"
-    except AssertionError as error:
-        return f"AssertionError: {error}"
     except TooLong as error:
-        return f"TooLong: {error}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return subject.late(error.seconds, error.frames)
+    except (Exception, SystemExit) as error:
+        return subject.told(error)
     return None
 
 
-# ------------------------------------------------------------------ what is said to the learner
-class Short(reprlib.Repr):
-    """Values in a few words: arrays and tensors of more than eight numbers by their shapes."""
-
-    def __init__(self):
-        super().__init__()
-        self.maxlevel = 4
-        self.maxlist = 12
-        self.maxtuple = 12
-        self.maxdict = 8
-        self.maxstring = self.maxother = 60
-
-    def repr_ndarray(self, x, level) -> str:
-        values = x.tolist() if x.size <= 8 else f"of shape {tuple(x.shape)}"
-        return f"array {values}, {x.dtype}"
-
-    def repr_Tensor(self, x, level) -> str:
-        values = x.tolist() if x.numel() <= 8 else f"of shape {tuple(x.shape)}"
-        return f"tensor {values}, {str(x.dtype).removeprefix('torch.')}"
+def verdict(oracle, answer, cpu_s: float = 0) -> str | None:
+    """None if the oracle accepts the answer, else what it says."""
+    subject = Subject(answer)
+    return said_of(subject, lambda: (oracle(subject), subject.again()), cpu_s)
 
 
-SHORT = Short().repr
-
-
-class Learner:
-    """What of an exercise file is the learner's: the lines above `oracle`."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.lines = path.read_text().splitlines()
-        judge = [i for i, line in enumerate(self.lines, 1) if line.startswith("def oracle(")]
-        self.end = judge[0] if judge else math.inf
-
-    def owns(self, file: str, line: int) -> bool:
-        return Path(file) == self.path and line < self.end
-
-    def has(self, frame: FrameType | None) -> bool:
-        return bool(frame) and self.owns(frame.f_code.co_filename, line_of(frame))
-
-    def line(self, number: int) -> str:
-        return f"line {number}: {self.lines[number - 1].strip()}"
-
-    def entered(self, frames: list[FrameType]) -> tuple[str, int] | None:
-        """Of a stack, outermost first: the call of the learner's code and its line by now."""
-        own = [frame for frame in frames if self.has(frame)]
-        return (call(own[0]), line_of(own[-1])) if own else None
-
-    def trace(self, oracle, answer) -> tuple[str, str] | None:
-        """Judge once more, watched -> the last call from outside, what it returned."""
-        calls: dict[int, tuple[str, str]] = {}  # by thread, the last one last
-
-        def watch(frame: FrameType, event: str, value) -> None:
-            if event in ("call", "return") and self.has(frame) and not self.has(frame.f_back):
-                thread = threading.get_ident()
-                made = call(frame) if event == "call" else calls.pop(thread, ("", ""))[0]
-                calls[thread] = made, SHORT(value)
-
-        try:
-            threading.setprofile(watch), sys.setprofile(watch)
-            with limit(CPU_S, WALL_S), redirect_stdout(open(os.devnull, "w")):
-                oracle(answer)
-        except BaseException:
-            pass
-        finally:
-            threading.setprofile(None), sys.setprofile(None)
-        return list(calls.values())[-1] if calls else None
-
-
-def line_of(frame: FrameType) -> int:
-    """The jump back of a loop that ends with an `if` has no line: then the one before it."""
-    lines = [line for at, _, line in frame.f_code.co_lines() if line and at <= frame.f_lasti]
-    return frame.f_lineno or lines[-1]
-
-
-def call(frame: FrameType) -> str:
-    """A frame as it was called: f([3, 9], 5)."""
-    code = frame.f_code
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    values = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
-    owner = values.pop("self", None)
-    name = code.co_name if owner is None else f"{type(owner).__name__}.{code.co_name}"
-    if name == "<module>":
-        return "the file itself"
-    shown = ", ".join(map(SHORT, values.values()))
-    return f"{name}({shown if len(shown) < 400 else shown[:400] + '...'})"
-
-
-def examine(path: Path) -> str | None:
-    """Judge an exercise file -> None, or what its writer should know. Changes this process."""
-    learner = Learner(path)
-    try:
-        with limit(CPU_S, WALL_S):
-            exercise = load(path)
-            exercise.oracle(exercise)
-        return None
-    except NotImplementedError as error:
-        return f"not begun: {error}"
-    except TooLong as late:
-        stacks = [[f for f, _ in traceback.walk_stack(frame)][::-1] for frame in late.frames]
-        found = next(filter(None, map(learner.entered, stacks)), None)
-        said = f"{late} (it never ends, or is too slow)"
-        return said + (f" in {found[0]} ({learner.line(found[1])})" if found else "")
-    except BaseException as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        lines = [line for _, line in traceback.walk_tb(error.__traceback__)]
-        own = [i for i, frame in enumerate(frames) if learner.owns(*place(frame, lines[i]))]
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        judges = Path(frames[-1].f_code.co_filename) == path and len(frames) - 1 not in own
-        if isinstance(error, AssertionError) and judges:  # also from what the judge handed over
-            return said
-        if own and frames[own[-1]].f_code.co_name == "<module>":
-            return f"{said} ({learner.line(lines[own[-1]])})"
-        with suppress(BaseException):  # the same once more, for the input as it was
-            exercise = load(path)
-            last = learner.trace(exercise.oracle, exercise)
-            if last:
-                if not own:
-                    made, returned = last
-                    return f"{made} returned {returned}, and the judge cannot use it: {said}"
-                return f"{last[0]} ended with {said} ({learner.line(lines[own[-1]])})"
-        return f"{said} ({learner.line(lines[own[-1]])})" if own else said
-
-
-def place(frame: FrameType, line: int) -> tuple[str, int]:
-    return frame.f_code.co_filename, line
+def examine(path: Path, exercise: Path | None = None) -> str | None:
+    """Judge a file by its oracle, or that of `exercise` -> None, or what its writer should know."""
+    answers: list[ModuleType] = []
+    file = Subject(SimpleNamespace(__file__=str(path)))
+    said = said_of(file, lambda: answers.append(load(path)))
+    said = said or verdict(load(exercise or path).oracle, answers[0])
+    return said and said.removeprefix("AssertionError: ")
 
 
 def apart(
@@ -247,7 +134,7 @@ def apart(
 ) -> str | None:
     """Judge in a child that ends by itself, whatever the answer does -> what was said.
 
-    Its limits are twice those of one judgement: it may judge twice."""
+    Its limits are twice those of `said_of`: it loads the file, then judges."""
     cpu_s = cpu_s or CPU_S
     wall_s = wall_s or WALL_S
     with tempfile.TemporaryDirectory() as folder:
@@ -276,9 +163,9 @@ def apart(
                 os.kill(child, signal.SIGXCPU if not stuck.stat().st_size else signal.SIGKILL)
         if said.exists():
             return said.read_text() or None
-        learner = Learner(path)
         dumped = stuck.read_text() if stuck.exists() else ""
-        places = re.findall(r'File "(.*)", line (\d+)', dumped)
-        own = [int(line) for file, line in places if learner.owns(file, int(line))]
-        where = f" ({learner.line(own[0])})" if own else ""
-        return f"no end{where}" if dumped else "the program ended before the judge had decided"
+        own = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', dumped)
+        if not dumped:
+            return "the program ended before the judge had decided"
+        lines = [f" (line {n}: {linecache.getline(str(path), int(n)).strip()})" for n in own]
+        return "no end" + "".join(lines[:1])

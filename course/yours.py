@@ -57,7 +57,7 @@ def judged(number: int, path: Path) -> str | None:
     exercise = lesson.COURSE / f"exercises/ex{number:02d}.py"
 
     def find() -> str | None:
-        said = judging.apart(path, lambda path: by_judge(exercise, path))
+        said = judging.apart(path, lambda path: judging.examine(path, exercise))
         rest = [f"not begun: write {name} too" for name in PARTS[number].later]
         if said is None or said.startswith(tuple(rest)):  # what the run calls is accepted
             said = judging.apart(path, lambda path: by_trial(number, path))
@@ -66,17 +66,8 @@ def judged(number: int, path: Path) -> str | None:
             return said
         return f"python course/check.py {number}: {said}"
 
-    programs = [lesson.COURSE / f"{name}.py" for name in ("trial", "spine", "judging")]
+    programs = [lesson.COURSE / f"{name}.py" for name in ("trial", "spine", "judging", "subject")]
     return remembered("judged", [path, exercise, *programs], find)
-
-
-def by_judge(exercise: Path, path: Path) -> str | None:
-    try:
-        answer = judging.load(path)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    said = judging.verdict(judging.load(exercise).oracle, answer)
-    return said and said.removeprefix("AssertionError: ")
 
 
 def by_trial(number: int, path: Path) -> str | None:

@@ -3,7 +3,8 @@
     bits_of_text([ln 2, 3 ln 2], [1, 3]) -> 1.0        4 bits for 4 bytes
 
 bits_of_text(nats, sizes) -> float: the loss of a text in bits per byte. nats (N,) are the losses of
-    its N targets, -ln p, of any floating type; sizes (N,) how many bytes of text each stands for.
+    its N targets, -ln p, of any floating type; sizes (N,) how many bytes of text each stands for,
+    whole numbers of any type.
     It is one number for the whole text: all bits over all bytes, not a mean over the targets. A
     target of no bytes (BOS, which the model must not be asked for) counts in neither sum. The sums
     are made in float64. At least one target has bytes.
@@ -19,6 +20,10 @@ def bits_of_text(nats: np.ndarray, sizes: np.ndarray) -> float:
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
 
+    import numpy as np
+    from subject import same
+
+    answer.may("bits_of_text", whole="sizes")
     rng = np.random.default_rng(32)
     texts = [  # nats, sizes
         (np.array([math.log(2), 3 * math.log(2)]), np.array([1, 3])),
@@ -33,11 +38,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         texts.append((rng.exponential(2.0, n + 1), sizes))
         texts.append((rng.exponential(2.0, n + 1).astype(np.float32), sizes.astype(np.int16)))
     for nats, sizes in texts:
-        given = nats.copy(), sizes.copy()
-        found = answer.bits_of_text(*given)
-        assert np.array_equal(given[0], nats) and np.array_equal(given[1], sizes), "changed"
+        found = answer.bits_of_text(nats, sizes)
         asked = [float(x) for x, size in zip(nats, sizes) if size]
         right = math.fsum(asked) / (sum(map(int, sizes)) * math.log(2))
-        case = f"{len(nats):,} targets, nats {nats[:3]} ({nats.dtype}), sizes {sizes[:3]}"
-        assert isinstance(found, float), f"{case}: got {type(found)}, not a float"
-        assert math.isclose(found, right, rel_tol=1e-10), f"{case}: {found}, it is {right}"
+        assert isinstance(found, float), f"{type(found)}, not a float"
+        same(found, right, "it", 1e-10)

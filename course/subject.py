@@ -1,0 +1,350 @@
+"""An answer as its judge calls it: every call is watched, and some are made once more.
+
+An oracle is given a `Subject` in place of the answer. What is wrong in any task is looked for here,
+once for all: an argument that is changed, a result that is an argument, or that a later call
+changes; a generator or a setting of the whole process that is left in another state. When the
+oracle is content, its calls are made again in reverse order, with copies of the arguments, in
+another layout of memory, and with few frames of the stack: a right answer says the same. A task
+that allows some of it says so: answer.may("muon", change="W average").
+
+`same` compares a result with what it should be; the largest difference is told. What an oracle
+asserts need not name the call: `told` adds the last one. Next: judging.py, which asks an oracle.
+"""
+
+import copy
+import inspect
+import linecache
+import random
+import reprlib
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import numpy as np
+
+KEPT = 40  # calls of a function that are made again
+NUMBERS = 20_000  # and letters: no more in the arguments of such a call
+HELD = 4  # results that are looked at after each later call
+FRAMES = 200  # of the stack, for a call that is made again
+
+
+def is_tensor(x) -> bool:
+    """Without an import of torch, which takes a second."""
+    torch = sys.modules.get("torch")
+    return bool(torch) and isinstance(x, torch.Tensor)
+
+
+class Short(reprlib.Repr):
+    """Values in a few words: arrays and tensors of more than eight numbers by their shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = 12
+        self.maxstring = self.maxother = 60
+
+    def repr_ndarray(self, x, level) -> str:
+        numbers = array(x)
+        values = np.round(numbers, 4).tolist()
+        values = values if 0 < numbers.size <= 8 else f"of shape {tuple(x.shape)}"
+        kind = "tensor" if is_tensor(x) else "array"
+        return f"{kind} {values}, {str(x.dtype).removeprefix('torch.')}"
+
+    repr_Tensor = repr_ndarray
+
+    def repr_function(self, x, level) -> str:
+        return x.__name__
+
+
+SHORT = Short().repr
+
+
+# -------------------------------------------------------------------------------------- values
+def array(x) -> np.ndarray | None:
+    """An array, or a tensor's numbers as one, in the same memory if it can be; None of others."""
+    if not is_tensor(x):
+        return x if isinstance(x, np.ndarray) else None
+    if x.is_meta:
+        return np.empty(0)
+    x = x.detach()
+    return (x.float() if x.is_floating_point() and x.itemsize < 4 else x).numpy()
+
+
+def parts(x) -> Iterator:
+    """A value, and all values in it."""
+    yield x
+    if isinstance(x, (list, tuple, dict)):
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from parts(part)
+
+
+def mapped(x, leaf: Callable):
+    """A value with leaf(part) for each part that is no list, tuple or dict."""
+    if isinstance(x, dict):
+        return {key: mapped(part, leaf) for key, part in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)([mapped(part, leaf) for part in x])
+    return leaf(x)
+
+
+def frozen(x):
+    """What can be compared later, to see whether a value has changed."""
+
+    def leaf(part):
+        numbers = array(part)
+        if numbers is not None:
+            return numbers.shape, str(part.dtype), hash(numbers.tobytes())
+        return repr(part) if isinstance(part, (float, set, bytearray, np.generic)) else part
+
+    return mapped(x, leaf)
+
+
+def shared(x, y) -> bool:
+    """Is a change of the one a change of the other?"""
+    values = [[*parts(x)], [*parts(y)]]
+    boxes = [{id(p) for p in found if isinstance(p, (list, dict, set))} for found in values]
+    arrays = [[array(p) for p in found if array(p) is not None] for found in values]
+    met = any(np.may_share_memory(a, b) for a in arrays[0] for b in arrays[1])
+    return met or bool(boxes[0] & boxes[1])
+
+
+def plain(x) -> bool:
+    """Is a copy of it as good?"""
+    kinds = (int, float, str, bytes, type(None), np.generic, np.ndarray, random.Random)
+    known = (*kinds, list, tuple, dict)
+    return all(isinstance(part, known) or is_tensor(part) for part in parts(x))
+
+
+def amount(x) -> int:
+    """How many numbers and letters."""
+    sizes = [array(part) for part in parts(x)]
+    letters = [len(part) for part in parts(x) if isinstance(part, (str, bytes))]
+    return sum(letters) + sum(1 if part is None else part.size for part in sizes)
+
+
+def copied(x, spread: bool = False):
+    """A copy; `spread`: with its numbers in another layout, and arrays not to be written to."""
+
+    def leaf(part):
+        if isinstance(part, bytes):
+            return bytes(bytearray(part))  # at an address of its own
+        if array(part) is None:
+            return copy.deepcopy(part)
+        back = [*range(part.ndim)][:: -1 if spread else 1]
+        if is_tensor(part):
+            new = part.detach().clone().permute(back).contiguous().permute(back)
+            return new.requires_grad_(part.requires_grad)
+        new = part.transpose(back).copy().transpose(back)
+        new = np.repeat(new, 2)[::2] if spread and new.ndim == 1 else new
+        new.flags.writeable = not spread
+        return new
+
+    return mapped(x, leaf)
+
+
+def narrow(x):
+    """Whole numbers in the smallest type that has them; torch indexes with int32 and int64 only."""
+    if is_tensor(x):
+        return x.int()
+    ends = [np.min_scalar_type(end) for end in (x.min(initial=0), x.max(initial=0))]
+    return x.astype(np.result_type(*ends))
+
+
+def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=None) -> None:
+    """Assert that `found` is an array, tensor or number such as `right`: of its shape and dtype (or
+    `dtype`), and within rtol * |right| + atol of it. NaN is only equal to NaN."""
+    b = array(right)
+    if b is None:
+        a = np.asarray(found)
+        b = np.asarray(right)
+    else:
+        kind = type(right).__name__
+        assert isinstance(found, type(right)), f"{what} is {SHORT(found)}, not of type {kind}"
+        kinds = [str(x).removeprefix("torch.") for x in (found.dtype, dtype or right.dtype)]
+        assert kinds[0] == kinds[1], f"{what} is of {kinds[0]}, not {kinds[1]}"
+        a = array(found)
+    assert a.shape == b.shape, f"{what} is of shape {a.shape}, not {b.shape}"
+    with np.errstate(all="ignore"):
+        exact = a.dtype.kind in "biu" and b.dtype.kind in "biu"
+        bad = a != b if exact else ~np.isclose(a, b, rtol, atol, equal_nan=True)
+        off = np.abs(np.subtract(a, b, dtype=float))
+    if bad.any():
+        far = np.where(bad, np.where(np.isnan(off), np.inf, off), -1.0)
+        at = np.unravel_index(far.argmax(), far.shape)
+        place = f"{what}{[int(i) for i in at]}" if at else what
+        more = f"; {bad.sum():,} of {bad.size:,} are wrong, this one most" if bad.size > 1 else ""
+        raise AssertionError(f"{place} is {float(a[at]):.10g}, not {float(b[at]):.10g}{more}")
+
+
+def alike(found, right) -> None:
+    """Assert that a call has the same result once more, but for rounding."""
+    theirs, ours = ([*parts(x)] for x in (found, right))
+    assert len(theirs) == len(ours), f"the result is {SHORT(found)}; before it was {SHORT(right)}"
+    for a, b in zip(theirs, ours):
+        if isinstance(b, float) or array(b) is not None:
+            values = np.abs(array(b) if array(b) is not None else b, dtype=float)
+            near = 1e-3 if getattr(b, "itemsize", 8) > 2 else 0.03
+            near = near * values[np.isfinite(values)].max(initial=0)
+            same(a, b, "the result, which was right before,", 0, near)
+        elif not isinstance(b, (list, tuple, dict)):
+            assert a == b, f"the result has {SHORT(a)}; before it was {SHORT(b)}"
+
+
+def settings() -> dict:
+    """What belongs to the whole process, and no answer changes."""
+    _, keys, at, *_ = np.random.get_state()
+    found = {
+        "Python's global generator": hash(random.getstate()),
+        "numpy's global generator": hash((keys.tobytes(), at)),
+        "what numpy does about overflow": np.geterr(),
+        "the limit of calls within calls": sys.getrecursionlimit(),
+    }
+    torch = sys.modules.get("torch")
+    if torch:
+        found["torch's global generator"] = hash(torch.get_rng_state().numpy().tobytes())
+        found["whether torch records gradients"] = torch.is_grad_enabled()
+        found["torch's default dtype"] = torch.get_default_dtype()
+    return found
+
+
+# ------------------------------------------------------------------------------------- the calls
+class Subject:
+    """The answer's functions, watched; the methods of its classes, too."""
+
+    def __init__(self, answer):
+        self.own = vars(answer)  # the answer's names, unwatched
+        self._may: dict[str, dict] = {}
+        began = time.monotonic()
+        self._calls = {threading.get_ident(): ("the file itself", began)}  # by thread: the last
+        self._count = 0
+        self._returned = None
+        self._held: deque = deque(maxlen=HELD)  # (call, result, frozen)
+        self._kept: dict[str, list] = {}  # by function: (call, arguments, result)
+
+    def has(self, name: str) -> bool:
+        return name in self.own
+
+    def may(self, name: str, change="", share=False, draw=False, whole="", once=False) -> None:
+        """What a function may do: change the arguments that are named, return what shares their
+        memory, draw from torch's global generator. The arguments in `whole` may come as whole
+        numbers of any type. `once`: its calls are not made again."""
+        given = dict(change=change.split(), share=share, draw=draw, whole=whole.split(), once=once)
+        self._may[name] = given
+
+    def __getattr__(self, name: str):
+        if name not in self.own:
+            raise NotImplementedError(f"there is no {name} in the file")
+        value = self.own[name]
+        if inspect.isclass(value):
+            methods = {n: f for n, f in vars(value).items() if inspect.isfunction(f)}
+            public = {n: f for n, f in methods.items() if n == "__init__" or n[0] != "_"}
+            watched = {n: self._watched(f"{name}.{n}", f, 1) for n, f in public.items()}
+            value = type(name, (value,), watched)
+        elif callable(value):
+            value = self._watched(name, value)
+        setattr(self, name, value)
+        return value
+
+    def _watched(self, name: str, function: Callable, skip: int = 0) -> Callable:
+        """skip: so many arguments, a method's self, are not looked at."""
+        if name not in self._may:
+            self.may(name)
+        may = self._may[name]
+        once = may["once"] or skip
+        kept = self._kept.setdefault(name, [])
+        names = [*inspect.signature(function).parameters][skip:]
+
+        def call(*args, **named):
+            places = [*names, *map(str, range(len(names), len(args)))]
+            given = dict(zip(places, args[skip:])) | named
+            shown = ", ".join(map(SHORT, given.values()))
+            told = f"{name}({shown if len(shown) < 400 else shown[:400] + '...'})"
+            thread = threading.get_ident()
+            self._calls[thread] = (told, time.monotonic())
+            self._count += 1
+            again = None
+            if not once and len(kept) < KEPT and plain(given) and amount(given) < NUMBERS:
+                again = copied(args), copied(named)
+            before = {key: frozen(value) for key, value in given.items()}
+            held = list(self._held)
+            state = settings()
+            found = self._returned = function(*args, **named)
+            now = settings()
+            for key, value in state.items():
+                free = may["draw"] and key == "torch's global generator"
+                assert free or now[key] == value, f"{key} is not as it was before the call"
+            for key, value in given.items():
+                right = key in may["change"] or frozen(value) == before[key]
+                assert right, f"the argument {key} was changed"
+                apart = may["share"] or not shared(found, value)
+                assert apart, f"the result shares memory with the argument {key}"
+            for earlier, result, was in held:
+                assert frozen(result) == was, f"what {earlier} had returned was changed"
+                apart = may["share"] or not shared(found, result)
+                assert apart, f"the result shares memory with that of {earlier}"
+            self._held.append((told, found, frozen(found)))
+            if again and plain(found):
+                kept.append((told, again, copied(found)))
+            return found
+
+        return call
+
+    def again(self) -> None:
+        """Make the calls that were kept once more, the last one first."""
+        for name, kept in self._kept.items():
+            whole = self._may[name]["whole"]
+            places = inspect.signature(self.own[name]).parameters
+            for told, (args, named), right in kept[::-1]:
+                narrowed = [narrow(x) if n in whole else x for n, x in zip(places, args)]
+                for how, values in (
+                    (f"made again, at most {FRAMES} calls deep", copied(args)),
+                    ("the same numbers in another layout of memory", copied(args, True)),
+                    ("whole numbers of a small type", copied(narrowed) if whole else None),
+                ):
+                    if values is not None:
+                        self._calls[threading.get_ident()] = (f"{told}, {how}", time.monotonic())
+                        alike(shallow(self.own[name], values, copied(named)), right)
+
+    # ------------------------------------------------------------------------- what is told
+    def _line(self, frames: list[tuple[FrameType, int]]) -> str:
+        """The line of the answer where a stack, outermost first, has come to; or nothing."""
+        path = self.own.get("__file__")
+        own = [line for frame, line in frames if frame.f_code.co_filename == path]
+        return f" (line {own[-1]}: {linecache.getline(path, own[-1]).strip()})" if own else ""
+
+    def told(self, error: BaseException) -> str:
+        """What is wrong, and in which call."""
+        frames = [*traceback.walk_tb(error.__traceback__)]
+        line = self._line(frames)
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        call, _ = self._calls[threading.get_ident()]
+        if isinstance(error, AssertionError) and not self._line(frames[-1:]):  # the judge's
+            return f"{said}: {call}"
+        if line or isinstance(error, SyntaxError):
+            return f"{said}{line}: {call}"
+        return f"{said}, as the judge cannot use {SHORT(self._returned)}, returned by {call}"
+
+    def late(self, seconds: float, frames: list[FrameType]) -> str:
+        """The time was over; `frames` are where all threads were, the main one last."""
+        call, began = max(self._calls.values(), key=lambda one: one[1])
+        stacks = [[*traceback.walk_stack(frame)][::-1] for frame in frames]
+        line = next(filter(None, map(self._line, stacks)), "")
+        ran = time.monotonic() - began
+        if line and ran > seconds / 2:
+            return f"no end in {ran:.0f} seconds{line}: {call}"
+        return f"too slow: {seconds} seconds for {self._count:,} calls, the last one {call}{line}"
+
+
+def shallow(function: Callable, values, named: dict):
+    """Call a function where it can call others FRAMES deep, and numpy does not warn."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + FRAMES)
+    try:
+        with np.errstate(all="ignore"):
+            return function(*values, **named)
+    finally:
+        sys.setrecursionlimit(limit)
