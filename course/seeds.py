@@ -1,10 +1,10 @@
 """Are the claims and the numbers of a lesson luck? `python course/seeds.py 11 [8 ...]`
 
-Each lesson runs with three other seeds everywhere (10, 20, 30 more), its claims reporting instead
-of stopping; this prints those that did not hold, and how the lesson's numbers in golden.json came
-out. `yours` and `train` mean the commands of golden.json that run these programs. With `--record`
-the lesson's own seeds are among them, and what was seen is written into golden.json. Exit codes: 0
-all claims held, 1 some did not, 2 no such lesson.
+Each lesson runs with three other seeds everywhere (10, 20, 30 more; `--seeds 6`: six), its claims
+reporting instead of stopping; this prints those that did not hold, and how the lesson's numbers in
+golden.json came out. `all` means every lesson; `yours` and `train` the commands of golden.json that
+run these programs. With `--record` the lesson's own seeds are among them, and what was seen is
+written into golden.json. Exit codes: 0 all claims held, 1 some did not, 2 no such lesson.
 
 golden.json has the numbers that pages and lessons state and that a seed, a machine or the text (the
 library of your Python) changes. For each run: the unit; a pattern for what the program prints; the
@@ -16,6 +16,7 @@ the bounds in claims, which each run checks.
 import argparse
 import ast
 import json
+import math
 import os
 import platform
 import re
@@ -33,10 +34,10 @@ from lesson import COURSE
 from machinery.log import cpu_name
 
 GOLDEN = COURSE / "golden.json"
-MORE = (10, 20, 30)
 REPORT = """import pathlib, lesson
 lesson.OUT = pathlib.Path(__file__).parent
 lesson.holds = lambda claim, text: print("holds:" if claim else "fails:", text)
+lesson.arithmetic = lambda claim, text: print("arithmetic:" if claim else "fails:", text)
 """
 
 
@@ -82,7 +83,7 @@ def printed(number: dict, output: str) -> float | None:
 
 
 def spread(number: dict) -> tuple[float, float]:
-    values = [one["value"] for one in number["seen"]]
+    values = [one["value"] for one in number["seen"]] or [math.nan]
     return min(values), max(values)
 
 
@@ -104,15 +105,18 @@ def record(run: str, more: int, output: str) -> None:
 
 def main() -> int:
     known = {f"{int(path.stem[:2])}": [f"{path.relative_to(COURSE)}"] for path in lesson.pages()}
+    known["all"] = [run for runs in known.values() for run in runs]
     for name in ("yours", "train"):
         known[name] = [run for run in golden() if f"{name}.py " in run]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("lessons", nargs="+", choices=known, metavar="LESSON")
+    parser.add_argument("--seeds", type=int, default=3, help="how many others (3)")
     parser.add_argument("--record", action="store_true", help="into golden.json")
     args = parser.parse_args()
+    others = range(10, 10 * args.seeds + 1, 10)
     some_failed = False
     for run in (run for word in args.lessons for run in known[word]):
-        for more in (0, *MORE) if args.record else MORE:
+        for more in (0, *others) if args.record else others:
             said, output = tried(run, more)
             print(f"{run}, seeds + {more}: {'; '.join(said) or 'all held'}", flush=True)
             some_failed |= bool(said)

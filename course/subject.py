@@ -127,7 +127,7 @@ def amount(x) -> int:
 
 
 def copied(x, spread: bool = False):
-    """A copy; `spread`: with its numbers in another layout, and arrays not to be written to."""
+    """A copy; `spread`: with its numbers in another layout."""
 
     def leaf(part):
         if isinstance(part, bytes):
@@ -139,9 +139,7 @@ def copied(x, spread: bool = False):
             new = part.detach().clone().permute(back).contiguous().permute(back)
             return new.requires_grad_(part.requires_grad)
         new = part.transpose(back).copy().transpose(back)
-        new = np.repeat(new, 2)[::2] if spread and new.ndim == 1 else new
-        new.flags.writeable = not spread
-        return new
+        return np.repeat(new, 2)[::2] if spread and new.ndim == 1 else new
 
     return mapped(x, leaf)
 

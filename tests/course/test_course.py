@@ -56,7 +56,7 @@ JUDGE = """
 def oracle(answer):
     for n in (1, 2):
         got = answer.f([n, n], k=n)
-        assert plus_one(got) == n + 1, f"f([{n}, {n}]) is {got}"
+        assert plus_one(got) == n + 1, f"{got[0]} is not {n}"
 
 def plus_one(x):
     return x[0] + sum([0, 1])
@@ -83,24 +83,71 @@ def told(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     "body, named",
     [
-        ("return x", ["solved"]),
-        ("return [7]", ["AssertionError", "f([1, 1]) is [7]"]),
-        ("return x / 0", ["f([1, 1], 1)", "TypeError", "line 2: return x / 0"]),
+        ("return [*x]", ["solved"]),
+        ("return [7]", ["7 is not 1: f([1, 1], 1)"]),
+        ("return x / 0", ["TypeError", "(line 2: return x / 0): f([1, 1], 1)"]),
         # the input as it was given, though the function has emptied it by then
-        ("return [x.pop(), x.pop(), x.pop()]", ["f([1, 1], 1)", "IndexError"]),
-        ("assert k < 2; return x", ["f([2, 2], 2)", "AssertionError"]),
+        ("return [x.pop(), x.pop(), x.pop()]", ["IndexError", "f([1, 1], 1)"]),
+        ("assert k < 2; return [*x]", ["AssertionError", "f([2, 2], 2)"]),
         # an answer of another kind, which fails in the judge: no line of the judge's
-        ("return None", ["f([1, 1], 1) returned None", "TypeError"]),
+        ("return None", ["TypeError", "cannot use None, returned by f([1, 1], 1)"]),
         ("return (", ["SyntaxError", "ex01.py, line 2"]),
         ("raise NotImplementedError('write f')", ["not begun", "write f"]),
-        ("raise SystemExit(0)", ["f([1, 1], 1)", "SystemExit: 0"]),
+        ("raise SystemExit(0)", ["SystemExit: 0", "f([1, 1], 1)"]),
         ("import os; os._exit(0)", ["before the judge"]),
-        ("return x\n\n\ndef sum(x):\n    return 7", ["solved"]),  # each side has names of its own
+        ("return [*x]\n\n\ndel f", ["not begun", "there is no f"]),
+        ("return [*x]\n\n\n1 / 0", ["ZeroDivisionError", "line 5: 1 / 0", "the file itself"]),
+        # each side has names of its own
+        ("return [*x]\n\n\ndef sum(x):\n    return 7", ["solved"]),
         ("return x\n\n\ndef plus_one(x):\n    return 7", ["plus_one", "lines 5 and 14", "rename"]),
+        # what no exercise allows
+        ("x[1] = 3; return [*x]", ["the argument x was changed: f([1, 1], 1)"]),
+        ("return x", ["shares memory with the argument x: f([1, 1], 1)"]),
+        ("return [x[0], [], x]", ["shares memory with the argument x"]),
+        ("KEPT[:] = x; return KEPT\n\n\nKEPT = []", ["what f([1, 1], 1) had returned was changed"]),
+        ("return KEPT[k]\n\n\nKEPT = {1: [1], 2: [2, [1]]}", ["solved"]),
+        ("return [x[0], KEPT]\n\n\nKEPT = [0]", ["shares memory with that of f([1, 1], 1)"]),
+        ("N[0] += 1; return [*x, N[0] > 2]\n\n\nN = [0]", ["before it was", "made again"]),
+        ("return f(x, k + 1) if k < 300 else [*x]", ["RecursionError", "line 2", "made again"]),
+        ("import random; random.seed(0); return [*x]", ["Python's global generator is not"]),
+        ("import numpy; numpy.random.rand(); return [*x]", ["numpy's global generator is not"]),
+        ("import torch; torch.rand(1); return [*x]", ["torch's global generator is not"]),
+        ("import torch; torch.set_grad_enabled(False); return [*x]", ["records gradients is not"]),
+        ("import numpy; numpy.seterr(all='ignore'); return [*x]", ["overflow is not"]),
+        ("import sys; sys.setrecursionlimit(5000); return [*x]", ["calls within calls is not"]),
     ],
 )
 def test_a_learner_is_told_the_call_and_the_line(told, body, named):
     said = told(body)
+    assert all(name in said for name in named), said
+
+
+ARRAYS = """
+def oracle(answer):
+    import numpy as np
+    import torch
+    from subject import same
+    answer.may("f", change="k", whole="x")
+    for x in (np.arange(6).reshape(2, 3) + 1, torch.arange(6).reshape(2, 3) + 1):
+        same(answer.f(x, np.zeros(3)), x + 300.0, "f", 1e-6)
+"""
+
+
+@pytest.mark.parametrize(
+    "body, named",
+    [
+        ("k[0] = 1; return x + 300.0", ["solved"]),
+        ("return [7]", ["f is [7], not of type ndarray: f(array [[1, 2, 3], [4, 5, 6]], int64,"]),
+        ("return x + 300", ["f is of int64, not float64"]),
+        ("return x[0] + 300.0", ["f is of shape (3,), not (2, 3)"]),
+        ("return (x > 1) * x * x + 300.0", ["f[1, 2] is 336, not 306; 6 of 6 are wrong"]),
+        ("return (x / (x != 2)) + 300.0", ["f[0, 1] is inf, not 302; 1 of 6 are wrong"]),
+        ("y = x * 0; y.reshape(-1)[:] = x.reshape(-1); return y + 300.0", ["another layout"]),
+        ("return x * 100 / 100 + 300.0", ["whole numbers of a small type"]),
+    ],
+)
+def test_arrays_come_in_other_layouts_and_types(told, body, named):
+    said = told(body, ARRAYS)
     assert all(name in said for name in named), said
 
 
@@ -114,9 +161,12 @@ def test_without_assertions_nothing_is_judged():
 def test_a_judge_ends_by_itself(told, monkeypatch):
     monkeypatch.setattr(judging, "CPU_S", 0.3)
     monkeypatch.setattr(judging, "WALL_S", 3)
-    assert "f([1, 1], 1) (line 2: while True: pass)" in told("while True: pass")
-    assert "no end within" in told("return x", JUDGE + "\nwhile True: pass")
-    assert "f([1, 1], 1) (line 2: " in told("import time; time.sleep(99)")
+    endless = r"no end in \d+ seconds \(line 2: while True: pass\): f\(\[1, 1\], 1\)"
+    assert re.match(endless, told("while True: pass"))
+    assert re.match("too slow.* 0 calls", told("return x", "def oracle(a):\n    while True: pass"))
+    slow = "def oracle(a):\n    while a.f([1]): pass"
+    assert re.match("too slow: 0.3 .* the last one f", told("return [sum(range(9999))]", slow))
+    assert "(line 2: " in told("import time; time.sleep(99)")
 
 
 def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
