@@ -17,7 +17,6 @@ import linecache
 import random
 import reprlib
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -216,8 +215,7 @@ class Subject:
     def __init__(self, answer):
         self.own = vars(answer)  # the answer's names, unwatched
         self._may: dict[str, dict] = {}
-        began = time.monotonic()
-        self._calls = {threading.get_ident(): ("the file itself", began)}  # by thread: the last
+        self._last = ("the file itself", time.monotonic())  # the last call, when it began
         self._count = 0
         self._returned = None
         self._held: deque = deque(maxlen=HELD)  # (call, result, frozen)
@@ -261,8 +259,7 @@ class Subject:
             given = dict(zip(places, args[skip:])) | named
             shown = ", ".join(map(SHORT, given.values()))
             told = f"{name}({shown if len(shown) < 400 else shown[:400] + '...'})"
-            thread = threading.get_ident()
-            self._calls[thread] = (told, time.monotonic())
+            this = self._last = (told, time.monotonic())
             self._count += 1
             again = None
             if not once and len(kept) < KEPT and plain(given) and amount(given) < NUMBERS:
@@ -270,7 +267,10 @@ class Subject:
             before = {key: frozen(value) for key, value in given.items()}
             held = list(self._held)
             state = settings()
-            found = self._returned = function(*args, **named)
+            try:
+                found = self._returned = function(*args, **named)
+            finally:
+                self._last = this  # of several threads, the one that ends, or fails
             now = settings()
             for key, value in state.items():
                 free = may["draw"] and key == "torch's global generator"
@@ -304,7 +304,7 @@ class Subject:
                     ("whole numbers of a small type", copied(narrowed) if whole else None),
                 ):
                     if values is not None:
-                        self._calls[threading.get_ident()] = (f"{told}, {how}", time.monotonic())
+                        self._last = (f"{told}, {how}", time.monotonic())
                         alike(shallow(self.own[name], values, copied(named)), right)
 
     # ------------------------------------------------------------------------- what is told
@@ -319,7 +319,7 @@ class Subject:
         frames = [*traceback.walk_tb(error.__traceback__)]
         line = self._line(frames)
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        call, _ = self._calls[threading.get_ident()]
+        call, _ = self._last
         if isinstance(error, AssertionError) and not self._line(frames[-1:]):  # the judge's
             return f"{said}: {call}"
         if line or isinstance(error, SyntaxError):
@@ -328,7 +328,7 @@ class Subject:
 
     def late(self, seconds: float, frames: list[FrameType]) -> str:
         """The time was over; `frames` are where all threads were, the main one last."""
-        call, began = max(self._calls.values(), key=lambda one: one[1])
+        call, began = self._last
         stacks = [[*traceback.walk_stack(frame)][::-1] for frame in frames]
         line = next(filter(None, map(self._line, stacks)), "")
         ran = time.monotonic() - began

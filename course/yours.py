@@ -58,7 +58,8 @@ def judged(number: int, path: Path) -> str | None:
 
     def find() -> str | None:
         said = judging.apart(path, lambda path: judging.examine(path, exercise))
-        rest = [f"not begun: write {name} too" for name in PARTS[number].later]
+        words = ("write {} too", "there is no {} ")
+        rest = ["not begun: " + one.format(name) for name in PARTS[number].later for one in words]
         if said is None or said.startswith(tuple(rest)):  # what the run calls is accepted
             said = judging.apart(path, lambda path: by_trial(number, path))
             return said and f"accepted by check.py {number}, but {said}"
