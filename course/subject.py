@@ -29,6 +29,7 @@ KEPT = 40  # calls of a function that are made again
 NUMBERS = 20_000  # and letters: no more in the arguments of such a call
 HELD = 4  # results that are looked at after each later call
 FRAMES = 200  # of the stack, for a call that is made again
+FIXED = (int, float, str, bytes, type(None), np.generic)  # cannot be changed
 
 
 def is_tensor(x) -> bool:
@@ -48,7 +49,7 @@ class Short(reprlib.Repr):
 
     def repr_ndarray(self, x, level) -> str:
         numbers = array(x)
-        values = np.round(numbers, 4).tolist()
+        values = (numbers if numbers.dtype == bool else np.round(numbers, 4)).tolist()
         values = values if 0 < numbers.size <= 8 else f"of shape {tuple(x.shape)}"
         kind = "tensor" if is_tensor(x) else "array"
         return f"{kind} {values}, {str(x.dtype).removeprefix('torch.')}"
@@ -104,7 +105,7 @@ def frozen(x):
 
 def shared(x, y) -> bool:
     """Is a change of the one a change of the other?"""
-    values = [[*parts(x)], [*parts(y)]]
+    values = [[part for part in parts(value) if not isinstance(part, FIXED)] for value in (x, y)]
     boxes = [{id(p) for p in found if isinstance(p, (list, dict, set))} for found in values]
     arrays = [[array(p) for p in found if array(p) is not None] for found in values]
     met = any(np.may_share_memory(a, b) for a in arrays[0] for b in arrays[1])
@@ -113,8 +114,7 @@ def shared(x, y) -> bool:
 
 def plain(x) -> bool:
     """Is a copy of it as good?"""
-    kinds = (int, float, str, bytes, type(None), np.generic, np.ndarray, random.Random)
-    known = (*kinds, list, tuple, dict)
+    known = (*FIXED, np.ndarray, random.Random, list, tuple, dict)
     return all(isinstance(part, known) or is_tensor(part) for part in parts(x))
 
 
@@ -251,7 +251,7 @@ class Subject:
             self.may(name)
         may = self._may[name]
         once = may["once"] or skip
-        kept = self._kept.setdefault(name, [])
+        kept = [] if once else self._kept.setdefault(name, [])
         names = [*inspect.signature(function).parameters][skip:]
 
         def call(*args, **named):
