@@ -49,8 +49,10 @@ class Short(reprlib.Repr):
 
     def repr_ndarray(self, x, level) -> str:
         numbers = array(x)
-        values = (numbers if numbers.dtype == bool else np.round(numbers, 4)).tolist()
-        values = values if 0 < numbers.size <= 8 else f"of shape {tuple(x.shape)}"
+        values = f"of shape {tuple(x.shape)}"
+        if 0 < numbers.size <= 8:
+            numbers = numbers.astype(float) if numbers.dtype.kind == "f" else numbers
+            values = (numbers if numbers.dtype == bool else np.round(numbers, 4)).tolist()
         kind = "tensor" if is_tensor(x) else "array"
         return f"{kind} {values}, {str(x.dtype).removeprefix('torch.')}"
 
@@ -159,9 +161,11 @@ def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=No
         a = np.asarray(found)
         b = np.asarray(right)
     else:
-        kind = type(right).__name__
-        assert isinstance(found, type(right)), f"{what} is {SHORT(found)}, not of type {kind}"
-        kinds = [str(x).removeprefix("torch.") for x in (found.dtype, dtype or right.dtype)]
+        of_a_kind = is_tensor(found) if is_tensor(right) else isinstance(found, np.ndarray)
+        assert of_a_kind, f"{what} is {SHORT(found)}, not of type {type(right).__name__}"
+        wanted = right.dtype if dtype is None else dtype
+        wanted = wanted if is_tensor(right) else np.dtype(wanted)
+        kinds = [str(kind).removeprefix("torch.") for kind in (found.dtype, wanted)]
         assert kinds[0] == kinds[1], f"{what} is of {kinds[0]}, not {kinds[1]}"
         a = array(found)
     assert a.shape == b.shape, f"{what} is of shape {a.shape}, not {b.shape}"

@@ -1,8 +1,8 @@
 """Exercise 15: advantages, the loss of a policy gradient with a KL, and the loss of DPO.
 
     advantages(rewards) -> (Q, A)
-    policy_loss(logp, logp_ref, mask, rewards, beta) -> a tensor of one number
-    dpo_loss(logp, logp_ref, mask, beta) -> a tensor of one number
+    policy_loss(logp, logp_ref, mask, rewards, beta) -> a tensor of shape ()
+    dpo_loss(logp, logp_ref, mask, beta) -> a tensor of shape ()
 
 Q questions have A >= 2 answers each, drawn from the model; rewards (Q, A) are floats. logp and
 logp_ref (Q, A, T) are the log probabilities of each token, under the model and under the reference;
@@ -44,53 +44,49 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     import math
 
     import torch
+    from subject import same
 
     torch.manual_seed(15)
 
-    def judge(Q, A, T, beta, size):
-        case = f"{Q} questions, {A} answers, {T} tokens, beta {beta}, log p of about {size}"
-        logp, ref = size * torch.randn(2, Q, A, T, dtype=torch.float64)
-        rewards = torch.randn(Q, A, dtype=torch.float64)
-        mask = torch.rand(Q, A, T) < 0.7
-        pairs = [(q, a) for q in range(Q) for a in range(A)]
+    def draw(Q, A, T, beta, size=1, dtype=torch.float64):
+        """logp, logp_ref, mask, rewards, beta; some answers have no tokens."""
+        logp, ref = size * torch.randn(2, Q, A, T, dtype=dtype)
+        return logp, ref, torch.rand(Q, A, T) < 0.5, torch.randn(Q, A, dtype=dtype), beta
 
-        def total(x, at):
-            return x[at][mask[at]].sum()
+    def judge(logp, ref, mask, rewards, beta):
+        near = torch.finfo(logp.dtype).eps ** 0.5
 
-        def gain(given, q, a):
-            return given[q, a] - sum(given[q, b] for b in range(A) if b != a) / (A - 1)
+        def total(x):
+            return (x * mask).sum(2)  # here nothing is NaN
 
-        def policy(x):
-            left = rewards.clone()
-            for at in pairs:
-                left[at] -= beta * total(logp - ref, at)
-            return -sum(gain(left, *at) * total(x, at) for at in pairs) / len(pairs)
+        def gains(given):
+            A = given.shape[1]
+            return given - given @ (1 - torch.eye(A)).to(given) / (A - 1)
 
-        def dpo(x):
-            margins = [total(x - ref, (q, 1)) - total(x - ref, (q, 0)) for q in range(Q)]
-            return sum(torch.logaddexp(m * 0, beta * m) for m in margins) / Q
+        def check(found, right):
+            same(found, right, "the loss", near, near)
+            slopes = *torch.autograd.grad(found, leaf), *torch.autograd.grad(right, exact)
+            same(*slopes, "its gradient", near, near)
 
-        def same(name, found, right):
-            say = lambda said: f"{case}: {name}: {said}"
-            torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12, msg=say)
+        same(answer.advantages(rewards), gains(rewards), "the result", near, near)
+        leaf = logp.masked_fill(~mask, math.nan).requires_grad_()
+        fixed = ref.masked_fill(~mask, -math.inf)
+        exact = logp.clone().requires_grad_()
+        gain = gains(rewards - beta * total(logp - ref))
+        check(answer.policy_loss(leaf, fixed, mask, rewards, beta), -(gain * total(exact)).mean())
+        margins = beta * total(exact - ref)[:, :2].diff()  # of the first two answers
+        found = answer.dpo_loss(leaf[:, :2], fixed[:, :2], mask[:, :2], beta)
+        check(found, torch.logaddexp(0 * margins, margins).mean())
 
-        def check(name, slow, *more):
-            leaf = logp.masked_fill(~mask, math.nan).requires_grad_()
-            fixed = ref.masked_fill(~mask, -math.inf)
-            exact = logp.clone().requires_grad_()
-            found = getattr(answer, name)(leaf, fixed, mask, *more)
-            right = slow(exact)
-            same(name, found, right)
-            found.backward()
-            right.backward()
-            same(f"gradient of {name}", leaf.grad, exact.grad)
-
-        right = torch.stack([gain(rewards, *at) for at in pairs]).view(Q, A)
-        same(f"advantages of {rewards.tolist()}", answer.advantages(rewards), right)
-        check("policy_loss", policy, rewards, beta)
-        if A == 2:
-            check("dpo_loss", dpo, beta)
-
-    judge(3, 4, 5, 0.3, 1)
-    judge(4, 2, 6, 0.3, 1)
-    judge(3, 2, 4, 2.0, 10_000)
+    first = draw(4, 2, 6, 0.3)
+    for i, other in enumerate(draw(4, 2, 6, 0)):
+        judge(*first)
+        judge(*first[:i], other, *first[i + 1 :])  # one argument is another
+    for case in (
+        (3, 2, 4, 2, 10_000),
+        (300, 2, 3, 0.5),
+        (3, 300, 2, 0.5),
+        (1, 2, 70_000, 0.01, 1, torch.float32),
+        (3, 2, 5, 0.3, 1, torch.bfloat16),
+    ):
+        judge(*draw(*case))

@@ -9,10 +9,10 @@ same text. It is the only source of chance. Rules:
 1. after any number of positions each source has had its share of them, within one row;
 2. the rows that a source gives are epochs: it gives each row once before it gives one again;
 3. each epoch is shuffled, whatever its size; each seed, source and epoch in an order of its own;
-4. the shuffle of an epoch calls hashed only with texts that begin with SEED/SOURCE/EPOCH/, such as
-   "5/0/2/round 1" in epoch 2 (the third) of source 0 with seed 5. Rule 1 needs no chance. The judge
-   brings hashes of its own. If one gives other numbers for one epoch, that epoch changes, and no
-   other. If one gives 0 for every text, there is no chance: each epoch gives its rows as 0, 1, 2;
+4. hashed is called only with texts that begin with SEED/SOURCE/EPOCH/ of the row that comes, such
+   as "5/0/2/round 1" in epoch 2 (the third) of source 0 with seed 5. Rule 1 needs no chance. The
+   judge brings hashes of its own. If one gives 0 for every text, there is no chance: each epoch
+   gives its rows as 0, 1, 2;
 5. memory does not grow with the sizes or with p, and neither does the time.
 """
 
@@ -30,140 +30,100 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     import tracemalloc
     from collections import Counter
     from hashlib import blake2b
-    from itertools import permutations
+    from itertools import product
 
-    def hash_of(changed: str = "?", calls: list | None = None) -> Callable[[str], int]:
-        """A hash; of texts that begin with `changed`, another one."""
+    own = answer.own  # unwatched, for thousands of calls
+    texts = []
+    seen = {}
 
-        def hashed(text: str) -> int:
-            assert isinstance(text, str), f"hashed was called with {text!r}, which is no text"
-            if calls is not None:
-                calls.append(text)
-            key = b"another" if text.startswith(changed) else b"the judge"
-            return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
+    def hashed(text):
+        texts.append(text)
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
-        return hashed
+    def zero(text):
+        return 0
 
-    def shares_and_epochs(sizes: list[int], weights: list[int]) -> None:
-        case = f"sizes {sizes}, weights {weights}"
+    def begin(start):
+        """All texts since the last time."""
+        for text in texts:
+            assert text.startswith(start), f"hashed was called with {text!r}, not {start}..."
+        texts.clear()
+
+    def shares_and_epochs(sizes, weights, seed):
         had = [[] for _ in sizes]
-        for p in range(300):
-            source, row = answer.order(p, list(sizes), list(weights), 5, hash_of())
-            no_chance = answer.order(p, list(sizes), list(weights), 5, lambda text: 0)
-            here = f"{case}, position {p}"
-            assert 0 <= row < sizes[source], f"{here}: no row {row} in source {source}"
-            expected = (source, len(had[source]) % sizes[source])
-            assert no_chance == expected, (
-                f"{here}: hashed gives 0 for every text, and yet {no_chance} comes where "
-                f"{expected} should, so something else shuffles"
+        for p in range(150):
+            source, row = answer.order(p, sizes, weights, seed, hashed)
+            epoch, place = divmod(len(had[source]), sizes[source])
+            begin(f"{seed}/{source}/{epoch}/")
+            found = own["order"](p, sizes, weights, seed, zero)
+            assert found == (source, place), (
+                f"where hashed gives 0 for every text, {found} comes, not {source, place}"
             )
             had[source].append(row)
             for i, rows in enumerate(had):
                 share = (p + 1) * weights[i] / sum(weights)
                 assert abs(len(rows) - share) <= 1, (
-                    f"{case}: of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
+                    f"of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
                 )
         for i, (rows, n) in enumerate(zip(had, sizes)):
-            epochs = [rows[k : k + n] for k in range(0, len(rows) - n + 1, n)]
-            for k, epoch in enumerate(epochs):
-                assert len({*epoch}) == n, (
-                    f"{case}: epoch {k} of source {i} gives {epoch}, and each row should come once"
-                )
-            different = len({tuple(epoch) for epoch in epochs})
-            assert n < 9 or different == len(epochs), (
-                f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
-            )
+            for k in range(0, len(rows) - n + 1, n):
+                epoch = rows[k : k + n]
+                here = f"epoch {k // n} of source {i} with seed {seed}"
+                assert sorted(epoch) == [*range(n)], f"{here} is {epoch}, not each row once"
+                other = seen.setdefault(tuple(epoch), here)
+                assert n < 9 or other == here, f"{here} has the order of {other}, {epoch}"
 
-    def keys() -> None:
-        n = 23
-        first = {}
-        played = {}
-        strange = []
+    def rows_of(n, count, first=0):
+        """What one source of n rows gives."""
+        answer.order(first, [n], [1], 3, hashed)
+        texts.clear()
+        rows = []
+        for p in range(first, first + count):
+            rows.append(own["order"](p, [n], [1], 3, hashed)[1])
+            begin(f"3/0/{p // n}/")
+        return rows
 
-        def play(seed: int, hashed) -> dict[tuple[int, int], list[int]]:
-            """Four epochs of two sources -> (source, epoch): rows."""
-            places = [answer.order(p, [n, n], [3, 3], seed, hashed) for p in range(8 * n)]
-            rows = [[row for s, row in places if s == source] for source in (0, 1)]
-            return {(s, e): rows[s][e * n : e * n + n] for s in (0, 1) for e in range(4)}
-
-        for seed in (1, 2, 3, 11):
-            calls: list[str] = []
-            played[seed] = play(seed, hash_of("?", calls))
-            for (source, epoch), rows in played[seed].items():
-                here = f"epoch {epoch} of source {source} with seed {seed}"
-                other = first.setdefault(tuple(rows), here)
-                assert other == here, f"{here} has the order of {other}, {rows}"
-            strange += [(seed, t) for t in calls if not t.startswith((f"{seed}/0/", f"{seed}/1/"))]
-        assert not strange, (
-            f"hashed is called with {strange[0][1]!r}, and the seed is {strange[0][0]}"
-        )
-        for seed, changed in ((1, 2), (2, 1), (3, 0), (11, 0)):  # a seed, an epoch of source 1
-            start = f"{seed}/1/{changed}/"
-            for (source, epoch), rows in play(seed, hash_of(start)).items():
-                before = played[seed][source, epoch]
-                here = f"epoch {epoch} of source {source}"
-                said = f"hashed gives other numbers for texts that begin with {start}, and {here}"
-                if (source, epoch) == (1, changed):
-                    assert rows != before, f"{said} is as before, {rows}"
-                else:
-                    assert rows == before, f"{said} changes, {before} to {rows}"
-
-    def looks_random() -> None:
-        keys = 1000
-        n = 7
-        counts = Counter(
-            (x, answer.order(x, [n], [1], seed, hash_of())[1])
-            for seed in range(keys)
-            for x in range(n)
-        )
-        for x in range(n):
-            for row in range(n):
-                assert 80 < counts[x, row] < 206, (
-                    f"{n} rows, {keys} seeds: position {x} gets row {row} {counts[x, row]} times, "
-                    f"about {keys // n} are expected; are there enough rounds?"
-                )
-        for n in (2, 3):  # the smallest ones are shuffled too, in all of their orders
-            epochs = {
-                tuple(answer.order(p, [n], [1], seed, hash_of())[1] for p in range(n))
-                for seed in range(100 * n)
-            }
-            missing = {*permutations(range(n))} - epochs
-            assert not missing, f"{n} rows: in {100 * n} epochs the order {min(missing)} never came"
-        for n in (307, 1013, 30_000, 10**9, 10**12):  # one shuffle of all: no blocks, no runs
-            rows = [answer.order(p, [n], [1], 3, hash_of())[1] for p in range(300)]
-            steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
-            step, times = steps.most_common(1)[0]
-            assert times < 20, (
-                f"{n:,} rows: successive ones differ by {step} at {times} of 300 places"
-            )
-            ends = min(rows), max(rows)
-            assert ends[0] < 0.1 * n and ends[1] > 0.9 * n, (
-                f"{n:,} rows: of the first 300 the smallest is {ends[0]:,}, the largest {ends[1]:,}"
-            )
-
-    def far_and_large() -> None:
-        start = time.process_time()
-        answer.order(10**6, [7], [1], 5, hash_of())
-        took = time.process_time() - start
-        assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
-        far = [answer.order(7 * 10**15 + i, [7], [1], 5, hash_of())[1] for i in range(7)]
-        assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
-        for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
-            tracemalloc.start()
-            for p in (0, 17, 10**12, 10**12 + 1):
-                answer.order(p, [n, 5], [3, 1], 1, hash_of())
-            _, most = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            assert most < 100_000, f"{n:,} rows: {most:,} bytes of memory"
-
-    for sizes, weights in (
-        ([7], [1]),
-        ([40, 31], [2, 1]),
-        ([12, 25, 9], [5, 3, 2]),
-        ([1, 2], [1, 9]),
-        ([11, 13, 6], [1, 1, 1]),
+    for sizes, weights, seed in (
+        ([7], [1], 5),
+        ([12, 25, 9], [27, 28, 9], 5),
+        ([1, 2], [1, 9], 5),
+        ([23, 23], [3, 3], 1),
+        ([23, 23], [3, 3], 70_000),
     ):
-        shares_and_epochs(sizes, weights)
-    keys()
-    far_and_large()
-    looks_random()
+        shares_and_epochs(sizes, weights, seed)
+
+    start = time.process_time()
+    rows_of(7, 1, 300_000)
+    took = time.process_time() - start
+    assert took < 0.2, f"it takes {took / 2:.1f} s: the time must not grow with p"
+    epoch = rows_of(7, 7, 7 * 10**15)
+    assert len({*epoch}) == 7, f"an epoch of 7 rows is {epoch}"
+    for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
+        tracemalloc.start()
+        answer.order(10**12, [n, 5], [3, 1], 1, zero)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 100_000, f"{most:,} bytes of memory"
+    for weights in ([50, *[1] * 50], [*[1] * 299, 1000], [70_000, 1]):
+        for p in (49, 299, 66_000, 10**12):  # each row is new, so it tells how many came before
+            source, row = answer.order(p, [10**13] * len(weights), weights, 5, zero)
+            share = p * weights[source] / sum(weights)
+            assert abs(row - share) <= 1, f"it had {row} before, its share is {share:.1f}"
+
+    counts = Counter((p % 7, row) for p, row in enumerate(rows_of(7, 7000)))
+    for p, row in product(range(7), range(7)):
+        assert 80 < counts[p, row] < 206, (
+            f"in 1000 epochs of 7 rows place {p} has row {row} {counts[p, row]} times, "
+            "about 143 are expected; are there enough rounds?"
+        )
+    for n, orders in ((2, 2), (3, 6)):  # the smallest ones are shuffled too
+        rows = rows_of(n, 100 * n)
+        epochs = {tuple(rows[k : k + n]) for k in range(0, 100 * n, n)}
+        assert len(epochs) == orders, f"100 epochs had only the orders {epochs}"
+    for n in (307, 1013, 30_000, 10**9, 10**12):  # one shuffle of all: no blocks, no runs
+        rows = rows_of(n, 300)
+        times = max(Counter((b - a) % n for a, b in zip(rows, rows[1:])).values())
+        assert times < 20, f"successive rows differ by the same at {times} of 300 places"
+        assert min(rows) < 0.1 * n and max(rows) > 0.9 * n, (
+            f"of the first 300 rows the smallest is {min(rows):,}, the largest {max(rows):,}"
+        )

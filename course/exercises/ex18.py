@@ -31,15 +31,79 @@ def publish(disk, folder: str, files: dict[str, bytes]) -> None:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
+    import copy
     import random
+    from contextlib import suppress
+    from itertools import count
+
+    from subject import SHORT
 
     rng = random.Random(16)
-    named = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
+    run = {"step_4": {"weights": b"older"}, "a": {}, "notes": b"n"}
+    start = {"run": run, "step_4": {"config": b"o"}}  # all of it lasts
+    luck = {  # of a file or a folder: did what was not synced survive?
+        "all that was not synced is lost": lambda folder: False,
+        "contents that were not synced are lost": lambda folder: folder,
+        "names that were not synced are lost": lambda folder: not folder,
+        "nothing is lost": lambda folder: True,
+        "some of what was not synced is lost": lambda folder: rng.random() < 0.5,
+    }
+
+    def attempt(root, operations):
+        """publish, with a crash after so many operations."""
+        disk = Disk(copy.deepcopy(root), operations)
+        with suppress(Crash):
+            publish(disk, folder, files)
+        return disk
+
+    def explore(root, crashes, story, was_there=False):
+        """publish, with a crash after each operation; then again, and so on."""
+        for operations in count(1) if crashes else [0]:
+            disk = attempt(root, operations)
+            told = f"{story}{disk}"
+            now = content(disk.root, lambda folder: True)
+            assert disk.dead or now == wanted, (
+                f"the disk holds {SHORT(now)}, not {SHORT(wanted)}: {told}"
+            )
+            for what, keeps in luck.items():
+                after = content(disk.root, keeps)
+                found = after
+                for name in folder.split("/"):
+                    found = (found or {}).get(name)
+                here = f"{told}; then a crash, {what}"
+                assert found == files or found is None and disk.dead and not was_there, (
+                    f"{folder} is {SHORT(found)}: {here}"
+                )
+                if crashes:
+                    explore(node(after), crashes - 1, f"{here}; again: ", found is not None)
+            if crashes:
+                explore(disk.root, crashes - 1, f"{told}; then the process is killed; again: ")
+            if not disk.dead:
+                return
+
     letters = "abcdefgh._-"
-    for folder, count in (("run/step_5", -1), ("step_5", 2), ("run/a/step_7", 0), ("run/b", 4)):
-        names = ["".join(rng.choices(letters, k=6)) for _ in range(max(count, 0))]
-        files = {name: rng.randbytes(rng.choice((0, 1, 30))) for name in names}
-        _judge(answer, folder, named if count < 0 else files, rng)
+    for folder, amount in (
+        ("run/step_5", 3),
+        ("step_5", 2),
+        ("run/a/step_7", 0),
+        ("run/b", 1),
+        ("run/many", 1500),
+    ):
+        files = {"".join(rng.choices(letters, k=6)): i * b"x" for i in range(amount)}
+        wanted = copy.deepcopy(start)
+        place = wanted
+        *parents, name = folder.split("/")
+        for parent in parents:
+            place = place[parent]
+        place[name] = files
+        answer.publish(Disk(node(start), 0), folder, files)
+        publish = answer.own["publish"]  # for thousands of calls
+        explore(node(start), 2 if amount < 9 else 0, "")
+        for operations in range(1, 12, 4):
+            root = node(start)
+            for _ in range(300):
+                root = attempt(root, operations).root
+            explore(root, 0, f"killed 300 times after {operations} operations; again: ")
 
 
 class Crash(Exception):
@@ -49,13 +113,13 @@ class Crash(Exception):
 class Disk:
     """A node is [content that lasts, content now]: bytes of a file, {name: node} of a folder."""
 
-    def __init__(self, root: list, operations: int):
+    def __init__(self, root, operations):
         self.root = root
         self.left = operations
         self.log = []
         self.dead = False
 
-    def _node(self, path: str) -> list:
+    def _node(self, path):
         if self.dead:
             raise Crash
         node = self.root
@@ -64,147 +128,71 @@ class Disk:
             node = node[1][name]
         return node
 
-    def _names(self, path: str) -> tuple[dict, str]:
+    def _names(self, path):
         folder, _, name = path.rpartition("/")
         return self._node(folder)[1], name
 
-    def _did(self, *operation) -> None:
-        self.log.append(" ".join(map(str, operation)))
+    def _did(self, *operation):
+        self.log.append(" ".join(operation))
         self.left -= 1
         if self.left == 0:
             self.dead = True
             raise Crash
 
-    def __str__(self) -> str:
-        return "; ".join(self.log) or "nothing was done"
+    def __repr__(self):
+        return "; ".join(self.log[-30:]) or "disk"
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path):
         names, name = self._names(path)
         return name in names
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path):
         names, name = self._names(path)
         assert name not in names, f"mkdir {path}, which exists: {self}"
-        names[name] = [{}, {}]
+        names[name] = node({})
         self._did("mkdir", path)
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path, data):
         names, name = self._names(path)
-        names.setdefault(name, [b"", b""])[:] = [b"", bytes(data)]  # empty until it is synced
+        names.setdefault(name, node(b""))[:] = [b"", bytes(data)]  # empty until it is synced
         self._did("write", path)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old, new):
         source, name = self._names(old)
         target, as_name = self._names(new)
-        node = self._node(old)
+        moved = self._node(old)
         if as_name in target and isinstance(target[as_name][1], dict):
             target = target[as_name][1]  # into it
             as_name = name
         del source[name]
-        target[as_name] = node
+        target[as_name] = moved
         self._did("rename", old, new)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path):
         self._node(path)
         names, name = self._names(path)
         del names[name]
         self._did("remove", path)
 
-    def fsync(self, path: str) -> None:
-        node = self._node(path)
-        node[0] = dict(node[1]) if isinstance(node[1], dict) else node[1]
+    def fsync(self, path):
+        import copy
+
+        found = self._node(path)
+        found[0] = copy.copy(found[1])
         self._did("fsync", path or "/")
 
-    def after_crash(self, keeps, operations: int = 0) -> "Disk":
-        """keeps(is a folder) -> bool: did what was not synced of this node survive?"""
 
-        def survivor(node: list) -> list:
-            content = node[1] if keeps(isinstance(node[1], dict)) else node[0]
-            if isinstance(content, dict):
-                content = {name: survivor(child) for name, child in content.items()}
-                return [content, dict(content)]
-            return [content, content]
-
-        return Disk(survivor(self.root), operations)
-
-    def found(self, path: str) -> dict | None:
-        """A folder -> its files, None if it does not exist."""
-        if not self.exists(path):
-            return None
-        return {name: node[1] for name, node in self._node(path)[1].items()}
+def node(content):
+    """Of bytes, or {name: the same again}: a node of which all lasts."""
+    if isinstance(content, dict):
+        content = {name: node(child) for name, child in content.items()}
+        return [content, content.copy()]
+    return [content, content]
 
 
-def _start() -> Disk:
-    """A disk with other files on it, all of which last."""
-
-    def node(content) -> list:
-        if isinstance(content, dict):
-            content = {name: node(child) for name, child in content.items()}
-            return [content, dict(content)]
-        return [content, content]
-
-    run = {"step_4": {"weights": b"older"}, "a": {}, "notes": b"n"}
-    return Disk(node({"run": run, "step_4": {"config": b"o"}}), 0)
-
-
-def _all_of(node: list):
-    """Everything in a folder: names -> bytes or the same again."""
-    if isinstance(node[1], bytes):
-        return node[1]
-    return {name: _all_of(child) for name, child in node[1].items()}
-
-
-def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
-    import copy
-    from contextlib import suppress
-
-    luck = {
-        "all that was not synced is lost": lambda folder: False,
-        "contents that were not synced are lost": lambda folder: folder,
-        "names that were not synced are lost": lambda folder: not folder,
-        "nothing is lost": lambda folder: True,
-        "some of what was not synced is lost": lambda folder: rng.random() < 0.5,
-    }
-    wanted = _start()
-    parent, _, name = folder.rpartition("/")
-    wanted._node(parent)[1][name] = [{}, {file: [data, data] for file, data in files.items()}]
-    wanted = _all_of(wanted.root)
-
-    def publish(disk: Disk, operations: int, before: str, was_there: bool):
-        """With a crash after so many operations -> returned, the disks that are found after it."""
-        disk.left = operations
-        stories = []
-        with suppress(Crash):
-            answer.publish(disk, folder, dict(files))
-        returned = not disk.dead  # an answer may catch a crash, and still the disk has stopped
-        for what, keeps in luck.items():
-            after = disk.after_crash(keeps)
-            found = after.found(folder)
-            story = f"{before}{disk}; then a crash, {what}"
-            assert found is not None or not returned, f"published, but not there: {story}"
-            assert found is not None or not was_there, (
-                f"{folder} was there, and is gone when publish is called again: {story}"
-            )
-            assert found in (None, files), f"{folder} holds {found}: {story}"
-            stories.append((after, story, found is not None))
-        killed = Disk(copy.deepcopy(disk.root), 0)  # what was found there may still be lost
-        stories.append((killed, f"{before}{disk}; then the process is killed", False))
-        if returned:
-            there = _all_of(disk.root)
-            assert there == wanted, f"the disk holds {there}, wanted is {wanted}: {before}{disk}"
-        return returned, stories
-
-    for first in range(1, 200):
-        returned, stories = publish(_start(), first, "", False)
-        for after, story, there in stories:
-            for second in range(1, 200):
-                again = Disk(copy.deepcopy(after.root), 0)
-                twice, last = publish(again, second, f"{story}; again: ", there)
-                for disk, told, found in last if second % 3 == first % 3 else last[-1:]:
-                    publish(disk, 0, f"{told}; again: ", found)
-                if twice:
-                    break
-            assert twice, f"publish did not return within 200 operations: {story}"
-        if returned:
-            return
-    raise AssertionError("publish did not return within 200 operations")
+def content(node, keeps):
+    """The reverse, after a crash."""
+    kept = node[keeps(isinstance(node[1], dict))]
+    if isinstance(kept, dict):
+        return {name: content(child, keeps) for name, child in kept.items()}
+    return kept

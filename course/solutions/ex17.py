@@ -14,14 +14,15 @@ def order(p, sizes, weights, seed, hashed):
 
 
 def deal(p, weights):
-    """Position -> source, how many earlier positions it had. Rounds of sum(weights) positions, in
-    which each goes to the source that is furthest behind its share."""
+    """Position -> source, how many earlier positions it had. Rounds of sum(weights) positions: of
+    the sources with less than their share, the one with most weight for what it will have had.
+    (Whichever is furthest behind would do, but for a few weights.)"""
     total = sum(weights)
     whole_rounds, i = divmod(p, total)
     had = [0] * len(weights)
-    for k in range(i + 1):
-        behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]
-        source = behind.index(max(behind))
+    for k in range(1, i + 2):
+        due = [s for s, w in enumerate(weights) if had[s] * total < k * w]
+        source = max(due, key=lambda s: weights[s] / (had[s] + 1))
         had[source] += 1
     return source, whole_rounds * weights[source] + had[source] - 1
 
@@ -90,15 +91,16 @@ WRONG = {  # name -> what of the reference it replaces
         "whole_rounds, i = divmod(p, total)", "whole_rounds, i = 0, p"
     ),
     "one source after the other": edit(
-        "source = behind.index(max(behind))",
+        "source = max(due, key=lambda s: weights[s] / (had[s] + 1))",
         "source = min(i for i in range(len(had)) if had[i] < weights[i])",
     ),
 }
 
 SHUFFLE = "another bijection that looks as random"
 EQUIVALENT = {
-    "behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]: `1` -> `2`": (
-        "deals in another order, and as evenly"
+    "due = [s for s, w in enumerate(weights) if had[s] * total < k * w]: "
+    "`had[s] * total < k * w` -> `had[s] * total <= k * w`": (
+        "a source may be one whole row ahead of its share"
     ),
     "def shuffled(x, n, turn, rounds=8):: `8` -> `9`": SHUFFLE,
     "for i in range(0, rounds, 2):: `0` -> `1`": SHUFFLE,
