@@ -178,7 +178,8 @@ def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=No
         at = np.unravel_index(far.argmax(), far.shape)
         place = f"{what}{[int(i) for i in at]}" if at else what
         more = f"; {bad.sum():,} of {bad.size:,} are wrong, this one most" if bad.size > 1 else ""
-        raise AssertionError(f"{place} is {float(a[at]):.10g}, not {float(b[at]):.10g}{more}")
+        shown = [f"{x[at]}" if exact else f"{float(x[at]):.10g}" for x in (a, b)]
+        raise AssertionError(f"{place} is {shown[0]}, not {shown[1]}{more}")
 
 
 def alike(found, right) -> None:

@@ -29,67 +29,45 @@ def ring_all_reduce(rank: int, world: int, send: Callable, recv: Callable, x: np
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import lesson
+    import numpy as np
+    from subject import same
 
-    def check(world, n, dtype, scale=100, step=1):
-        rng = np.random.default_rng(world * 1000 + n)
-        xs = [(scale * rng.normal(size=n * step)).astype(dtype)[::step] for _ in range(world)]
-        before = [x.copy() for x in xs]
+    def check(world, n, dtype, scale=100.0, step=1):
+        xs = (scale * rng.normal(size=(world, n * step))).astype(dtype)[:, ::step]
+        xs[0] = np.arange(n) % 6  # the same in all calls
+        right = xs.sum(0, dtype)
+        near = scale * world * {2: 0.01, 4: 1e-5, 8: 1e-13}[right.itemsize]  # of whole numbers: 0
         sizes = [[] for _ in xs]
-        name = f"{world} ranks, {n} of {np.dtype(dtype).name}" + ", every other one" * (step > 1)
+        most = 2 * (world - 1)
 
         def one(rank, world, send, recv):
             def noted(to, part):
-                assert 0 <= to < world, f"{name}: rank {rank} sends to rank {to}"
-                assert to == (rank + 1) % world, (
-                    f"{name}: rank {rank} sends to {to}, which is not its neighbour on the right"
-                )
-                assert isinstance(part, np.ndarray), (
-                    f"{name}: send takes an array, rank {rank} gives it a {type(part).__name__}"
-                )
-                assert part.dtype == dtype, (
-                    f"{name}: rank {rank} sends {part.dtype}, not {np.dtype(dtype).name}"
-                )
+                assert to == (rank + 1) % world, f"rank {rank} sends to {to}, not to the next"
+                fits = isinstance(part, np.ndarray) and part.dtype == dtype
+                assert fits, f"rank {rank} sends {part!r}, not an array of x's dtype"
                 sizes[rank].append(part.size)
-                assert len(sizes[rank]) <= 2 * (world - 1), (
-                    f"{name}: rank {rank} sends more than {2 * (world - 1)} messages"
-                )
+                assert len(sizes[rank]) <= most, f"rank {rank} sends more than {most} messages"
                 send(to, part)
 
-            return answer.ring_all_reduce(rank, world, noted, recv, xs[rank])
+            found = answer.ring_all_reduce(rank, world, noted, recv, xs[rank])
+            same(found, right, f"the sum on rank {rank}", 0, near)
+            return found.tobytes()
 
         results, sent = lesson.threads(world, one)
-        exact = np.int64 if np.issubdtype(dtype, np.integer) else np.longdouble
-        want = sum(x.astype(exact) for x in before)
-        total = 2 * (world - 1) * xs[0].nbytes
-        near = {np.float32: 1e-5, np.float64: 1e-13}.get(dtype, 0) * scale * world  # rounding
-        for rank, got in enumerate(results):
-            assert isinstance(got, np.ndarray), f"{name}: rank {rank} returns {got!r}"
-            assert got.shape == (n,) and got.dtype == dtype, (
-                f"{name}: rank {rank} returns {got.dtype} of shape {got.shape}"
-            )
-            far = np.flatnonzero(~(np.abs(got.astype(exact) - want) <= near))
-            assert not far.size, (
-                f"{name}: on rank {rank}, element {far[0]} is {got[far[0]]}, not {want[far[0]]}"
-            )
-            assert not any(np.shares_memory(got, x) for x in xs), f"{name}: the result is x itself"
-            assert np.array_equal(xs[rank], before[rank]), f"{name}: x of rank {rank} was changed"
-        assert sum(sent) == total, f"{name}: {sum(sent)} bytes were sent in all, not {total}"
-        lengths = [length for one_rank in sizes for length in one_rank]
-        assert not lengths or max(lengths) - min(lengths) <= 1, (
-            f"{name}: messages have {min(lengths)} to {max(lengths)} elements"
-        )
-        for rank, got in enumerate(results):
-            assert got.tobytes() == results[0].tobytes(), (
-                f"{name}: ranks 0 and {rank} have the same sum, but not the same bits"
-            )
+        total = most * right.nbytes
+        assert sum(sent) == total, f"{sum(sent)} bytes were sent in all, not {total}"
+        lengths = {size for of_rank in sizes for size in of_rank} or {0}
+        assert max(lengths) - min(lengths) < 2, f"the messages have {lengths} elements"
+        assert len(set(results)) == 1, "the ranks have the same sum, but not the same bits"
 
-    for world, n in ((1, 7), (2, 8), (2, 5), (3, 12), (3, 10), (5, 23), (5, 3), (4, 64)):
+    rng = np.random.default_rng(28)
+    for world, n in ((1, 7), (2, 5), (2, 5), (3, 12), (3, 10), (5, 23), (5, 3)):
         check(world, n, np.float32)
-    check(3, 7, np.int64)
     check(4, 9, np.int64, scale=2.0**60)  # float64 has 53 bits
     check(3, 8, np.int32, scale=2.0**28)  # float32 has 24
     check(4, 10, np.float64)  # not by way of float32
-    check(5, 999, np.float32)
-    check(3, 8, np.float32, step=2)
+    check(3, 10, np.float16, scale=1.0, step=2)
     check(3, 0, np.float32)
-    check(8, 30, np.float64)
+    check(2, 5, np.float32, scale=np.inf)
+    check(3, 150_000, np.float64)
+    check(130, 131, np.float32)

@@ -12,7 +12,7 @@ ended; B needs the F of its own device, and the B of the device after, `send` af
 
 The order of the lesson waits: a device that has sent a forward pass on has a backward pass to do
 only after the round trip. With `send` above 0 it needs more forward passes to fill that time.
-1. Each device runs each F and each B exactly once.
+1. Each device has a new list, with each F and each B exactly once.
 2. All is over after (M + P - 1)(F + B) + 2 (P - 1) send: the last device never waits once it has
    begun, and the first and last micro-batch travel without delay.
 3. Device d never keeps more than 1 + (P - 1 - d)(1 + k) activations, where k is 2 send / (F + B)
@@ -26,61 +26,45 @@ def one_f_one_b(P: int, M: int, F: int, B: int, send: int) -> list[list[str]]:
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
+    from itertools import accumulate
 
-    def run(orders: list[list[str]], cost: dict, send: int, case: str) -> int:
-        done = {}
-        free = [0] * len(orders)
-        left = [list(order) for order in orders]
+    def check(P, M, F, B, send):
+        orders = answer.one_f_one_b(P, M, F, B, send)
+        assert len({*map(id, orders)}) == P, "rule 1: not a list for each device"
+        ops = sorted(f"{kind}{m}" for m in range(M) for kind in "FB")
+        left = []  # of each device, the last first
+        done = {}  # (micro-batch, step of 2 P): when; first the F of each device, then the B
+        for d, order in enumerate(orders):
+            once = sorted(order) == ops
+            assert once, f"rule 1: device {d} must have each F and B once: {order[:12]}"
+            kept = max(accumulate(1 if op[0] == "F" else -1 for op in order))
+            room = 1 + (P - 1 - d) * (1 + -(-2 * send // (F + B)))
+            assert kept <= room, f"rule 3: device {d} keeps {kept} activations, and may keep {room}"
+            left.append([(op[1:], d if op[0] == "F" else 2 * P - 1 - d) for op in order[::-1]])
+            done |= {(m, -1): -send for m, _ in left[0]}
+        free = [0] * P
         while any(left):
-            waiting = {d: order[0] for d, order in enumerate(left) if order}
             before = len(done)
-            for d in waiting:
-                while left[d]:
-                    kind, m = left[d][0][0], left[d][0][1:]
-                    needs = [("F", m, d - 1)] if kind == "F" and d else []
-                    if kind == "B":
-                        needs = [("F", m, d)] + [("B", m, d + 1)] * (d + 1 < len(orders))
-                    if not all(op in done for op in needs):
-                        break
-                    ready = [done[op] + send * (op[2] != d) for op in needs]
-                    free[d] = done[kind, m, d] = max([free[d], *ready]) + cost[kind]
-                    left[d].pop(0)
-            assert len(done) > before, (
-                f"{case}: deadlock; each device waits forever before {waiting}"
-            )
-        return max(free)
+            for d, steps in enumerate(left):
+                while steps and (steps[-1][0], steps[-1][1] - 1) in done:
+                    m, step = steps.pop()
+                    ready = done[m, step - 1] + send * (step != P)
+                    free[d] = done[m, step] = max(free[d], ready) + (F if step < P else B)
+            assert len(done) > before, "deadlock: each device waits for another"
+        end = max(free)
+        best = (M + P - 1) * (F + B) + 2 * (P - 1) * send
+        assert end == best, f"rule 2: all is over after {end}, not {best}: {orders[0][:12]}"
 
     rng = random.Random(29)
-    cases = [(P, M, 1, 2, 0) for P, M in ((1, 3), (2, 1), (2, 3), (4, 8), (4, 2), (8, 16))]
-    cases += [(1, 4, 1, 2, 5), (4, 3, 1, 2, 9), (4, 17, 2, 5, 4)]
-    cases += [(16, 40, 2, 3, 4), (3, 200, 1, 2, 1), (4, 60, 1, 2, 40)]
-    cases += [(4, 16, 9, 16, 1)]  # a small part of a turn is a whole one more
+    for P, M in ((1, 3), (2, 1), (2, 3), (4, 8), (4, 2), (8, 16)):
+        check(P, M, 1, 2, 0)
+    check(4, 16, 9, 16, 1)  # a small part of a turn is a whole one more
+    for send in (1, 9, 40):
+        for F, B in ((1, 2), (1, 5), (2, 5)):
+            check(3, 60, F, B, send)
     for _ in range(60):
-        F = rng.randint(1, 5)
-        B = rng.randint(1, 8)
-        send = rng.randint(0, 9)
-        cases.append((rng.randint(1, 8), rng.randint(1, 20), F, B, send))
-    for P, M, F, B, send in cases:
-        case = f"P = {P}, M = {M}, F = {F}, B = {B}, send = {send}"
-        orders = [list(order) for order in answer.one_f_one_b(P, M, F, B, send)]
-        assert len(orders) == P, f"{case}: {len(orders)} devices have a list"
-        all_ops = sorted(f"{kind}{m}" for m in range(M) for kind in "FB")
-        for d, order in enumerate(orders):
-            assert sorted(order) == all_ops, (
-                f"rule 1: {case}: device {d} must run each F and B once: {order[:20]}"
-            )
-        end = run(orders, dict(F=F, B=B), send, case)
-        best = (M + P - 1) * (F + B) + 2 * (P - 1) * send
-        assert end == best, (
-            f"rule 2: {case}: all is over after {end}, not {best}; the first device's list begins "
-            f"{orders[0][:12]}"
-        )
-        for d, order in enumerate(orders):
-            kept = 0
-            room = 1 + (P - 1 - d) * (1 + -(-2 * send // (F + B)))
-            for i, op in enumerate(order):
-                kept += 1 if op[0] == "F" else -1
-                assert kept <= room, (
-                    f"rule 3: {case}: device {d} keeps {kept} activations after its operation {i}, "
-                    f"{op}, and may keep {room}"
-                )
+        check(*(rng.randint(1, most) for most in (8, 20, 5, 8, 9)))
+    check(16, 40, 2, 3, 4)
+    check(300, 3, 1, 2, 1)
+    check(3, 300, 1, 2, 98_304)  # k is 65,536
+    check(1, 66_000, 1, 2, 0)

@@ -31,69 +31,58 @@ def asynchronous(
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    rng = np.random.default_rng(15)
-    shapes = ((4, 3), (1, 3), (2,))
+    import numpy as np
+    from subject import frozen, same, shared
 
-    def draw():
-        return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    seen = []  # what gradient was given and what it returned, in all calls; as it was then
 
-    def same(x, y):
-        return all(np.array_equal(a, b) for a, b in zip(x, y))
-
-    def compare(case, new, want, old):
-        assert len(new) == len(want), f"{case}: {len(want)} arrays go in, {len(new)} come out"
-        for i, (q, x) in enumerate(zip(new, want)):
-            kind = f"{q.dtype} {q.shape}" if isinstance(q, np.ndarray) else type(q)
-            assert kind == f"float32 {x.shape}", f"{case}: array {i} is {kind}"
-            at = int(np.abs(q - x).argmax())
-            assert np.abs(q - x).max() < 1e-5, (
-                f"{case}: number {at} of array {i} is {q.flat[at]:.5f}, not {x.flat[at]:.5f}; "
-                f"it was {old[i].flat[at]:.5f}"
-            )
-
-    cases = [([0], 5), ([], 3), ([0, 1, 2] * 3, 1), ([0, 0, 0, 1, 1], 2), ([7, 0, 7, 3, 7], 1)]
-    cases += [([int(x) for x in rng.integers(0, 4, 25)], limit) for limit in (0, 1, 2, 4)]
-    for order, limit in cases:
-        case = f"order {order}, limit {limit}"
+    def check(order, limit, *shapes):
+        draw = lambda: [rng.normal(size=shape).astype(np.float32).T for shape in shapes]
         w = draw()
-        pull = {k: draw() for k in range(8)}
-        calls = []
-        given = []
-        made: list = []
-        before = [p.copy() for p in w]
-        order_before = list(order)
-
-        def gradient(worker, weights, calls=calls, given=given, pull=pull, made=made):
-            calls.append(worker)
-            given.append((weights, [p.copy() for p in weights]))
-            g = [(p - x).astype(np.float32) for p, x in zip(weights, pull[worker])]
-            made.append((g, [x.copy() for x in g]))
-            return g
-
-        new, fate = answer.asynchronous(w, order, gradient, 0.3, limit)
-        assert calls == order_before, f"{case}: gradient is called for workers {calls}"
-        assert same(w, before), f"{case}: w itself was changed"
-        assert order == order_before, f"{case}: order was changed to {order}"
-        assert all(same(*pair) for pair in made), f"{case}: an array that gradient returned changed"
-        theirs = [*w, *(x for pair in made for x in pair[0])]
-        shared = any(np.shares_memory(a, b) for a in new for b in theirs)
-        assert not shared, f"{case}: the last weights share memory with w or with a gradient"
-        now = [p.astype(float) for p in before]
+        lr = rng.uniform()
+        now = w
         version = 0
         held = {}
-        want = []
-        for i, worker in enumerate(order_before):
-            base, sent = held.get(worker, ([p.astype(float) for p in before], 0))
-            weights, then = given[i]
-            compare(f"{case}: arrival {i}, weights of worker {worker}", then, base, before)
-            assert same(weights, then), (
-                f"{case}: the weights that worker {worker} held at arrival {i} were changed later"
-            )
+        fate = []
+
+        def compare(found, right, what):
+            assert len(found) == len(right), f"{what}: {len(found)} arrays"
+            for i, (a, b) in enumerate(zip(found, right)):
+                same(a, b, f"{what}: array {i}", 1e-4, 1e-4)
+
+        def gradient(worker, weights):
+            nonlocal now, version
+            arrival = f"arrival {len(fate)}, worker {worker}"
+            assert [worker] == order[len(fate) : len(fate) + 1], f"{arrival}: this is not its turn"
+            base, sent = held.get(worker, (w, 0))
+            compare(weights, base, f"{arrival}, its weights")
+            g = draw()
             stale = version - sent
-            want.append(stale if stale <= limit else None)
+            fate.append(stale if stale <= limit else None)
             if stale <= limit:
-                now = [p - 0.3 * (b - x) for p, b, x in zip(now, base, pull[worker])]
+                now = [p - np.float32(lr) * x for p, x in zip(now, g)]
                 version += 1
-            held[worker] = ([p.copy() for p in now], version)
-        assert list(fate) == want, f"{case}: staleness {list(fate)}, not {want}"
-        compare(f"{case}: the last weights", new, now, before)
+            else:
+                g = [np.full_like(x, np.inf) for x in g]
+            held[worker] = now, version
+            seen.extend((x, frozen(x)) for x in (weights, g) if x)
+            return g
+
+        new, found = answer.asynchronous(w, order, gradient, lr, limit)
+        counts = f"gradient is called {len(fate)} times, {len(found)} are told"
+        assert len(fate) == len(found) == len(order), counts
+        for i, (a, b) in enumerate(zip(found, fate)):
+            assert a == b, f"the staleness of arrival {i} is {a}, not {b}"
+        compare(new, now, "the last weights")
+        kept = all(frozen(x) == was for x, was in seen)
+        assert kept, "what gradient was given, or what it returned, was changed later"
+        assert not shared(new, seen), "the last weights share memory with what gradient knows"
+
+    rng = np.random.default_rng(15)
+    cases = [([], 3), ([0, 1, 2] * 3, 1), ([0, 0, 0, 1, 1], 2)]
+    order = rng.integers(0, 4, 25).tolist()
+    cases += [(order, limit) for limit in (0, 1, 2, 4)]
+    cases += [([70_000, 1, 70_000, 1], 0), ([3, *[0, 1] * 150, 3, 0], 300)]
+    for order, limit in cases:
+        check(order, limit, (3, 4), (3, 1), (2,), (0, 2))
+    check([1, *[0] * 66_000, 1], 70_000)

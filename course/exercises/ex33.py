@@ -42,128 +42,100 @@ def circuit(run, ids: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import torch
-
-    torch.manual_seed(33)
+    from subject import same
 
     # ------------------------------------------------------------------------------ habits
-    for L, H, T, V in ((1, 1, 5, 2), (2, 3, 12, 4), (3, 2, 20, 30)):
-        ids = torch.randint(V, (T,))
-        ids[0] = ids[T - 1]  # something comes again
-        scores = torch.randn(L, H, T, T, dtype=torch.float64) * 2
-        shares = scores.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).softmax(-1)
-        back, copy = torch.zeros(2, L, H, dtype=torch.float64)
-        places = {i: [j for j in range(1, i + 1) if ids[j - 1] == ids[i]] for i in range(T)}
-        places = {i: js for i, js in places.items() if js}
-        for layer, head in ((layer, head) for layer in range(L) for head in range(H)):
-            p = shares[layer, head]
-            back[layer, head] = sum(p[i, i - 1] for i in range(1, T)) / (T - 1)
-            copy[layer, head] = sum(p[i, j] for i in places for j in places[i]) / len(places)
-        given = [p.clone() for p in shares]
-        said = answer.habits(given, ids.clone())
-        assert all(map(torch.equal, given, shares)), "habits has changed the attention it was given"
-        for name, right, found in zip(("back", "copy"), (back, copy), said):
-            assert found.shape == (L, H), f"{name} has the shape {tuple(found.shape)}, not {(L, H)}"
-            far = (found - right).abs()
-            assert far.max() < 1e-9, (
-                f"ids {ids.tolist()}: {name} is {found.flatten()[far.argmax()]:.4f} for a head, "
-                f"and should be {right.flatten()[far.argmax()]:.4f}"
-            )
+    draw = torch.Generator().manual_seed(33)
+    shapes = [(1, 1, 2, 1), (1, 1, 5, 2), (2, 3, 12, 4), (2, 3, 12, 4), (1, 2, 300, 200)]
+    for L, H, T, V in shapes:
+        ids = torch.randint(V, (T,), generator=draw) * 65_536
+        ids[0] = ids[-1]  # something comes again
+        scores = torch.randn(L, H, T, T, generator=draw).double() * 2
+        shares = (scores - torch.full((T, T), torch.inf).triu(1)).softmax(-1)
+        found = answer.habits([*shares], ids)
+        text = ids.tolist()
+        places = [[j for j in range(1, i + 1) if text[j - 1] == text[i]] for i in range(T)]
+        copies = [shares[..., i, js].sum(-1) for i, js in enumerate(places) if js]
+        same(found[0], sum(shares[..., i, i - 1] for i in range(1, T)) / (T - 1), "back")
+        same(found[1], sum(copies) / len(copies), "copy")
 
     # ------------------------------------------------------------------------------ a model
     V = 12
-    parts = {name: slice(i * V, (i + 1) * V) for i, name in enumerate(("now", "last", "out", "no"))}
+    tokens = torch.eye(V).double()
+    trades = {  # what a head writes: into which part of the stream, how loudly
+        "previous": (1, 1.0),
+        "unread": (1, 0.0),  # looks back as well
+        "idle": (0, 0.0),
+        "induction": (2, 4.0),
+        "faint": (2, 1.0),  # the same, less sharply
+        "constant": (2, -6.0),  # takes back what the output adds to token 0
+        "restore": (0, -3.0),  # takes back what was added to token 11
+    }
 
-    def build(layers: list[list[str]], loud: int):
-        """A model whose heads have these trades. The residual stream has four parts: the token, the
-        token before (once somebody has written it there), the logits, and one nobody reads. With a
-        head that restores, the token `loud` is added everywhere until that head takes it away."""
-        wide = 4 * V
-        added = any("restore" in trades for trades in layers)
+    def head(trade: str, x):
+        """-> attention (T, T), output (T, 3 V)."""
+        to, loudly = trades[trade]
+        value, before, _ = x.chunk(3, 1)
+        scores = torch.zeros_like(x @ x.T)
+        if trade in ("previous", "unread"):
+            scores.diagonal(-1).fill_(9.0)
+        elif trade in ("induction", "faint"):
+            scores = 3.0 * loudly * value @ before.T
+        else:
+            value = tokens[[0 if trade == "constant" else 11] * len(x)]
+        p = (scores - torch.full_like(scores, torch.inf).triu(1)).softmax(-1)
+        out = torch.zeros_like(x)
+        out.chunk(3, 1)[to].copy_(loudly * (p @ value))
+        return p, out
 
-        def head(trade: str, x, T):
-            """-> attention (T, T), output (T, wide)."""
-            i = torch.arange(T)
-            scores = torch.zeros(T, T, dtype=torch.float64)
-            to = "no"
-            gain = 1.0
-            value = x[:, parts["now"]]
-            if "previous" in trade:
-                scores = 9.0 * (i[:, None] - i == 1)
-                to = "last" if trade == "previous" else "no"
-            elif "induction" in trade:
-                gain = 1.0 if "faint" in trade else 4.0  # faint: the same, less sharply
-                scores = 3.0 * gain * value @ x[:, parts["last"]].T
-                to = "out"
-            elif trade == "first":
-                scores[:, 0] = 9.0
-            else:  # "constant" takes back what the output adds to token 0, "restore" the loud one
-                constants = {"constant": (0, -6.0, "out"), "restore": (loud, -3.0, "now")}
-                token, amount, to = constants[trade]
-                value = torch.zeros(T, V, dtype=torch.float64)
-                value[:, token] = amount
-            seen = torch.ones(T, T).tril().bool()
-            p = scores.double().masked_fill(~seen, -torch.inf).softmax(-1)
-            out = torch.zeros(T, wide, dtype=torch.float64)
-            out[:, parts[to]] = gain * (p @ value)
-            return p, out
+    def build(layers: list[list[str]]):
+        """A model whose heads have these trades. The residual stream has three parts: the token,
+        the token before (once somebody has written it there), and the logits. With a head that
+        restores, token 11 is added everywhere until that head takes it away."""
 
         def run(ids, edit=None):
-            T = len(ids)
             attention = []
-            x = torch.zeros(T, wide, dtype=torch.float64)
-            x[:, parts["now"]] = torch.nn.functional.one_hot(ids, V).double()
-            x[:, loud] += 3.0 * added
-            for layer, trades in enumerate(layers):
-                p, z = map(torch.stack, zip(*(head(trade, x, T) for trade in trades)))
-                if edit:
-                    before = z.clone()
-                    z = edit(layer, z)
-                    assert z.shape == before.shape, f"edit returned {tuple(z.shape)}"
+            x = torch.zeros(len(ids), 3 * V).double()
+            x[:, :V] = tokens[ids] + 3.0 * ("restore" in layers[0]) * tokens[11]
+            for layer, row in enumerate(layers):
+                p, z = map(torch.stack, zip(*(head(trade, x) for trade in row)))
                 attention.append(p)
-                x = x + z.sum(0)
-            logits = x[:, parts["out"]].clone()
-            logits[:, 0] += 6.0
-            return logits, attention
+                edited = edit(layer, z.clone()) if edit else z
+                assert edited.shape == z.shape, f"edit returned {tuple(edited.shape)}"
+                x = x + edited.sum(0)
+            return x[:, 2 * V :] + 6.0 * tokens[0], attention
 
         return run
 
-    def nats(logits, ids):
-        return torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).item()
+    def nats(run, ids, at=None, head=0):
+        """The mean loss, with the mean in place of the output of a head in layer `at`."""
 
-    def right_worth(run, ids, at, head):
         def edit(layer, z):
-            z = z.clone()
             if layer == at:
                 z[head] = z[head].mean(0)
             return z
 
-        return nats(run(ids, edit)[0], ids) - nats(run(ids)[0], ids)
+        return torch.nn.functional.cross_entropy(run(ids, edit)[0][:-1], ids[1:]).item()
 
-    models = [
-        [["constant", "first"]],  # one layer: no circuit
-        [["previous", "first"], ["induction", "constant"]],
-        [["idle previous", "previous"], ["first", "constant"], ["first", "induction"]],
-        [["constant", "first"], ["idle previous", "previous"], ["faint induction", "induction"]],
-        [["previous", "constant"], ["idle previous", "induction"], ["idle previous", "first"]],
-        [["previous", "restore"], ["first", "induction"]],
-    ]
-    for layers in models:
-        once = torch.randperm(V)
-        run = build(layers, loud=int(once[-1]))
-        ids = torch.cat([once, once, once[: V // 2]])
-        if "restore" in layers[0]:
-            ids = torch.cat([once, once[:4]])  # the loud token comes once
-        said = answer.worth(run, ids.clone())
-        assert said.shape == (len(layers), len(layers[0])), f"worth: {tuple(said.shape)}"
-        for layer, head in torch.ones_like(said).nonzero().tolist():
-            right = right_worth(run, ids, layer, head)
-            assert abs(said[layer, head] - right) < 1e-5, (
-                f"heads {layers}: the {layers[layer][head]!r} head {layer, head} is worth "
-                f"{right:.4f} nats, not {said[layer, head]:.4f}"
-            )
-        if len(layers) == 1:
-            continue
+    once = 7 * torch.arange(V) % V
+    for T, model in (
+        (30, "constant idle"),  # one layer: no circuit
+        (30, "previous idle, induction constant"),
+        (30, "unread previous, idle constant, idle induction"),
+        (30, "constant idle, unread previous, faint induction"),
+        (30, "previous constant, unread induction, unread idle"),
+        (16, "previous restore, idle induction"),  # token 11 comes once
+        (264, "idle previous, induction idle"),
+    ):
+        layers = [row.split() for row in model.split(", ")]
+        run = build(layers)
         place = {trade: (i, j) for i, row in enumerate(layers) for j, trade in enumerate(row)}
-        found = tuple(tuple(int(x) for x in part) for part in answer.circuit(run, ids.clone()))
-        wanted = place["induction"], place["previous"]
-        assert found == wanted, f"heads {layers}: the circuit is {wanted}, not {found}"
+        text = once.repeat(22)[:T]
+        for ids in (text, text.flip(0)):
+            right = [[nats(run, ids, i, j) for j in range(2)] for i in range(len(layers))]
+            right = torch.tensor(right) - nats(run, ids)
+            same(answer.worth(run, ids).float(), right, f"heads {model}: worth", 0, 1e-5)
+            if "induction" in place:
+                found = [tuple(map(int, part)) for part in answer.circuit(run, ids)]
+                wanted = [place["induction"], place["previous"]]
+                assert found == wanted, f"heads {model}: the circuit is {wanted}, not {found}"

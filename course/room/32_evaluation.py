@@ -245,5 +245,5 @@ lesson.save(fig, "32_evaluation")
 # checkpoints were the same.
 #
 # ## Exercise
-# `exercises/ex32.py`: the bits per byte of a text, whatever its tokens, by which your trainer is
-# examined; a test of chance; a constant answer found out. `python course/check.py 32`
+# `exercises/ex32.py`: a test of chance; a constant answer found out; and, if you like, the ratings
+# of a tournament. `python course/check.py 32`
