@@ -29,7 +29,6 @@ KEPT = 40  # calls of a function that are made again
 NUMBERS = 20_000  # and letters: no more in the arguments of such a call
 HELD = 4  # results that are looked at after each later call
 FRAMES = 200  # of the stack, for a call that is made again
-FIXED = (int, float, str, bytes, type(None), np.generic)  # cannot be changed
 
 
 def is_tensor(x) -> bool:
@@ -58,8 +57,8 @@ class Short(reprlib.Repr):
 
     repr_Tensor = repr_ndarray
 
-    def repr_function(self, x, level) -> str:
-        return x.__name__
+    def repr_instance(self, x, level) -> str:
+        return x.__name__ if inspect.isfunction(x) else super().repr_instance(x, level)
 
 
 SHORT = Short().repr
@@ -105,18 +104,35 @@ def frozen(x):
     return mapped(x, leaf)
 
 
+def places(x) -> list[tuple[int, int]]:
+    """The addresses of what can be changed: an array's numbers, or a container itself."""
+    found = []
+    for part in parts(x):
+        numbers = array(part)
+        if numbers is not None and numbers.size:
+            found.append(np.lib.array_utils.byte_bounds(numbers))
+        elif isinstance(part, (list, dict, set)):
+            found.append((id(part), id(part) + 1))
+    return found
+
+
 def shared(x, y) -> bool:
     """Is a change of the one a change of the other?"""
-    values = [[part for part in parts(value) if not isinstance(part, FIXED)] for value in (x, y)]
-    boxes = [{id(p) for p in found if isinstance(p, (list, dict, set))} for found in values]
-    arrays = [[array(p) for p in found if array(p) is not None] for found in values]
-    met = any(np.may_share_memory(a, b) for a in arrays[0] for b in arrays[1])
-    return met or bool(boxes[0] & boxes[1])
+    ends = [0, 0]  # of what begins before, in x and in y
+    sides = [
+        (start, end, side) for side, value in enumerate((x, y)) for start, end in places(value)
+    ]
+    for start, end, side in sorted(sides):
+        if start < ends[1 - side]:
+            return True
+        ends[side] = max(ends[side], end)
+    return False
 
 
 def plain(x) -> bool:
     """Is a copy of it as good?"""
-    known = (*FIXED, np.ndarray, random.Random, list, tuple, dict)
+    fixed = (int, float, str, bytes, type(None), np.generic)
+    known = (*fixed, np.ndarray, random.Random, list, tuple, dict)
     return all(isinstance(part, known) or is_tensor(part) for part in parts(x))
 
 

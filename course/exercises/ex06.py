@@ -32,7 +32,7 @@ import numpy as np
 
 
 def generate(
-    model: Callable,
+    model: Callable[[list[int]], np.ndarray],
     prompt: list[int],
     n: int,
     length: int,
@@ -45,84 +45,78 @@ def generate(
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
-    from itertools import accumulate
+    import random
+    from itertools import accumulate, cycle, product
+    from operator import index
+    from unittest.mock import Mock
 
-    def by_definition(scores: list[float], temperature: float, top_p: float) -> list[float]:
-        order = sorted(range(len(scores)), key=lambda b: (-scores[b], b))
-        if temperature == 0:
-            return [float(b == order[0]) for b in range(len(scores))]
-        power = [math.exp((s - scores[order[0]]) / temperature) for s in scores]
+    import numpy as np
+
+    def sums_of(scores, temperature, top_p):
+        """The sum of the probabilities up to each token; temperature 0 is a very small top_p."""
+        top = max(scores)
+        power = [math.exp((score - top) / (temperature or 1)) for score in scores]
+        left = (top_p if temperature else 1e-9) * math.fsum(power)
+        for b in sorted(range(len(scores)), key=lambda b: (-scores[b], b)):
+            power[b] = power[b] * (left > 0)
+            left -= power[b]
         total = math.fsum(power)
-        kept = [0.0] * len(scores)
-        before = 0.0
-        for b in order:
-            if before / total < top_p:
-                kept[b] = power[b]
-            before += power[b]
-        return [one / math.fsum(kept) for one in kept]
+        return [part / total for part in accumulate(power)]
 
-    def writes(prompt: list[int], length: int, temperature: float, top_p: float, after, us) -> None:
+    def writes(prompt, length, temperature, top_p, after, us):
         """after(tokens): the scores of the next one; us: what rng gives, one for each new token."""
-        n = len(us)
-        asked = f"generate(model, {prompt}, {n}, {length}, {temperature}, {top_p}, rng)"
-        given = prompt.copy()
+        text = prompt.copy()
         shown = []
-        drawn = []
 
-        def model(tokens) -> np.ndarray:
-            shown.append([int(b) for b in tokens])
+        def model(tokens):
+            shown.append([*map(index, tokens)])
             return np.array([after(shown[-1][: t + 1]) for t in range(len(tokens))])
 
-        class Draws(random.Random):
-            def random(self) -> float:
-                drawn.append(us[len(drawn) % n])
-                return drawn[-1]
-
-        got = answer.generate(model, prompt, n, length, temperature, top_p, Draws(n))
-        assert prompt == given, f"{asked}: the prompt became {prompt}"
-        counts = len(got), len(shown), len(drawn)
-        assert counts == (n, n, n), (
-            f"{asked}: tokens, calls of the model, of rng.random(): {counts}"
-        )
-        for token, u, seen in zip(got, us, shown):
-            context = given[-length:]
-            assert seen == context, f"{asked}: the model saw {seen} in place of {context}"
-            p = by_definition(after(context), temperature, top_p)
-            above = [b for b, total in enumerate(accumulate(p)) if total > u]
-            right = above[0] if above else max(b for b in range(len(p)) if p[b])
-            assert token == right, (
-                f"{asked}: u = {u:.9f} gives {token}; it should be {right}, as after {context} the "
-                f"first probabilities are {np.round(p[:8], 4).tolist()}"
+        n = len(us)
+        rng = random.Random()
+        rng.random = Mock(side_effect=cycle(us))
+        found = answer.generate(model, prompt, n, length, temperature, top_p, rng)
+        counts = [len(found), len(shown), rng.random.call_count]
+        assert counts == 3 * [n], f"tokens, calls of the model, of rng.random(): {counts}"
+        for token, u, seen in zip(map(index, found), us, shown):
+            context = text[-length:]
+            assert seen == context, (
+                f"the model saw {len(seen)} tokens, at the end {seen[-9:]}, in place of "
+                f"{len(context)}, at the end {context[-9:]}"
             )
-            given.append(right)
+            sums = sums_of(after(context), temperature, top_p)
+            right = next((b for b, total in enumerate(sums) if total > u), sums.index(sums[-1]))
+            assert token == right, (
+                f"after {context[-9:]} u = {u} gives {token}, not {right}: the sums are "
+                f"{np.round(sums[:8], 4).tolist()}"
+            )
+            text.append(right)
 
-    def edges(scores: list[float], temperature: float, top_p: float) -> None:
+    def edges(scores, temperature, top_p):
         """The same scores after any text, and u at both sides of where each token begins."""
-        sums = {0.0, *accumulate(by_definition(scores, temperature, top_p))}
-        us = [s + d for s in sorted(sums) for d in (-1e-9, 1e-9) if 0 <= s + d < 1]
+        sums = {0.0, *sums_of(scores, temperature, top_p)}
+        us = [total + d for total in sums for d in (-1e-9, 1e-9) if 0 <= total + d < 1]
         writes([0], 2, temperature, top_p, lambda tokens: scores, us)
 
     rng = random.Random(8)
-    for _ in range(20):
-        scores = [rng.gauss(0, 2) for _ in range(rng.choice([2, 5, 40]))]
-        edges(scores, rng.choice([0, 0.3, 1.0, 3.0]), rng.choice([0.1, 0.5, 0.9, 1.0]))
-    edges([1.0, 3.0, 3.0, *[2.0] * 50_000], 0, 1.0)  # as large as a real vocabulary
-    edges([0.0, 0.0, 0.0, 0.0], 1.0, 0.5)  # two: the sum before the third is not below 0.5
-    edges([5000.0, 5001.0, 4000.0], 1.0, 1.0)
-    edges([1.0, -math.inf, 2.0, 1.5], 0.7, 0.8)
+    for size in (5, 5, 40):
+        scores = [rng.gauss(0, 2) for _ in range(size)]
+        for temperature, top_p in product((0, 0.3, 1.0, 3.0), (0.1, 0.5, 0.9, 1.0)):
+            edges(scores, temperature, top_p)
+    edges([5000.0, 5001.0, 4000.0], 0.7, 1.0)
     edges([3.0, 3.005], 0.005, 1.0)  # cold is not greedy
+    edges([1.0] * 70_000 + [3.0, 3.0], 0, 1.0)  # as large as a real vocabulary
 
-    def depends(tokens: list[int]) -> list[float]:
-        """On all that the model sees, and where it stands."""
-        draw = random.Random(f"{tokens}")
-        return [draw.gauss(0, 2) for _ in range(300)]
+    def depends(tokens):
+        """On where the model stands, and on the token there."""
+        return [2 * math.sin(b * len(tokens) + tokens[-1]) for b in range(300)]
 
-    us = [rng.random() for _ in range(9)]
+    us = [rng.random() for _ in range(1200)]
     writes([0, 299, 1, 1, 0], 3, 0.8, 0.9, depends, us)
-    writes([3], 1, 0, 1.0, depends, us)
-    writes([1, 0], 4, 1.0, 1.0, depends, [])
+    writes([3], 1, 0, 1.0, depends, [])
+    writes([3] * 70_000, 300, 1.0, 1.0, depends, us[:2])
     almost = math.nextafter(1.0, 0.0)
-    equal = [-math.inf, 0.0, 0.0, -math.inf]
-    writes([0], 4, 1.0, 1.0, lambda tokens: equal, [0.0, 0.25, 0.5, almost])
+    equal = [-math.inf, 0.0, 0.0, 0.0, 0.0]  # two: the sum before the third is not below 0.5
+    writes([0], 4, 1.0, 0.5, lambda tokens: equal, [0.0, 0.25, 0.5, almost])
     tenths = [math.log(0.1)] * 10 + [-math.inf]  # ten times 0.1 is below 1 for the computer
     writes([0], 4, 1.0, 1.0, lambda tokens: tenths, [almost])

@@ -4,6 +4,14 @@ import numpy as np
 from edits import edits
 
 
+class Node:
+    def __init__(self, data, parents=(), rules=()):
+        self.data = np.asarray(data, dtype=float)
+        self.parents = tuple(parents)
+        self.rules = tuple(rules)
+        self.grad = np.zeros_like(self.data)
+
+
 def sorted_nodes(root):
     """Each node before the nodes it was made from, without calls within calls."""
     waits = {root: 0}  # node -> uses below root that have not been placed yet

@@ -52,7 +52,6 @@ WRONG = {  # name -> what of the reference it replaces
         RETURN,
         "    return (weights * mask.any(-1, keepdim=True)) @ V\n",
     ),
-    "masks with -1e30, whatever the type": edit(LOWEST, "    lowest = -1e30\n"),
     "adds -1e4 where it should mask": edit(
         "scores.masked_fill(~mask, lowest)", "scores - 1e4 * (~mask).to(scores.dtype)"
     ),
