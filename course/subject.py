@@ -276,6 +276,8 @@ class Subject:
         names = [*inspect.signature(function).parameters][skip:]
 
         def call(*args, **named):
+            if skip and sys._getframe(1).f_code.co_filename == self.own.get("__file__"):
+                return function(*args, **named)  # a method that the answer calls for itself
             places = [*names, *map(str, range(len(names), len(args)))]
             given = dict(zip(places, args[skip:])) | named
             shown = ", ".join(map(SHORT, given.values()))

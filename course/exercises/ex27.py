@@ -26,7 +26,6 @@ def diagnose(run: dict) -> str:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import copy
     import zlib
     from pathlib import Path
 
@@ -35,27 +34,18 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     import torch
 
     # other seeds for each answer: no table of runs is of use, and a verdict comes again
-    first = 2300 + 1000 * (zlib.crc32(Path(answer.__file__).read_bytes()) % 1000)
+    first = 2304 + 1008 * (zlib.crc32(Path(answer.__file__).read_bytes()) % 1000)
     often = dict.fromkeys(clinic.SICK, 2) | {"healthy": 4}
-    # each head, bucket and matrix once
-    often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 8}
-    cases = [(kind, first + i) for kind in clinic.KINDS for i in range(often[kind])]
+    # each head, bucket and matrix once, and repeated epochs of 24, 29 and 34 steps
+    often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 8, "repeated_epoch": 3}
+    cases = [(kind, first + 5 * i) for kind in clinic.KINDS for i in range(often[kind])]
     torch.set_num_threads(1)  # more may sum differently
     runs = clinic.train(cases)
-    order = np.random.default_rng(23).permutation(len(cases))
-    for i in order:
+    for i in np.random.default_rng(23).permutation(len(cases)):
         kind, seed = cases[i]
-        kept = copy.deepcopy(runs[i])
         said = answer.diagnose(runs[i])
-        assert isinstance(said, str) and said in clinic.KINDS, (
-            f"{said!r} is none of {', '.join(clinic.KINDS)}"
-        )
         assert said == kind, (
             f"the run clinic.train([({kind!r}, {seed})]) is called {said!r}: its loss goes from "
             f"{runs[i]['loss'][0]:.2f} to {runs[i]['loss'][-10:].mean():.2f}, its validation loss "
             f"to {runs[i]['val_loss'][-1]:.2f}"
         )
-        for name, value in kept.items():
-            both = [x if isinstance(x, dict) else {"": x} for x in (value, runs[i][name])]
-            same = all(np.array_equal(both[0][n], both[1][n]) for n in both[0])
-            assert same, f"diagnose changed {name!r} of the run it was given, ({kind!r}, {seed})"

@@ -243,5 +243,5 @@ lesson.save(fig, "26_scaling")
 # all seven (benchmarks/SCALING.md). It was chosen after the first had failed.
 #
 # ## Exercise
-# `exercises/ex26.py`: the fit and an interval of another kind, which the judge makes from your fits
-# as well. `python course/check.py 26`
+# `exercises/ex26.py`: the fit and an interval of another kind, which the judge compares with that
+# of 20,000 draws. `python course/check.py 26`

@@ -40,6 +40,8 @@ class RingCache:
 
 edit = edits(__file__)
 COUNT = "        self.length[rows] += 1\n"
+LENGTH = "torch.zeros(batch, dtype=torch.long)"
+PLACE = "self.length[rows] % self.window"
 PREFILL = "    def prefill(self, k, v, lengths):\n"
 ROWS = "        rows = active.nonzero().flatten()\n"
 WRONG = {  # name -> what of the reference it replaces
@@ -57,5 +59,11 @@ WRONG = {  # name -> what of the reference it replaces
         ROWS,
         "        if hasattr(self, 'given'):\n            self.copy(*vars(self).pop('given'))\n"
         + ROWS,
+    ),
+    "lengths of the dtype of the keys": edit(
+        LENGTH, LENGTH.replace("torch.long", "dtype"), PLACE, "(" + PLACE + ").long()"
+    ),
+    "lengths in float32": edit(
+        LENGTH, LENGTH.replace("torch.long", "None"), PLACE, "(" + PLACE + ").long()"
     ),
 }

@@ -11,9 +11,11 @@ def pace(run):
     return np.array([run["update"][n] / run["lr"] / sizes[n] ** 0.5 for n in sizes])
 
 
-def echo(x, lag):
-    """The correlation of x with itself `lag` later, of which as much is left as overlaps."""
-    return (x[lag:] * x[: len(x) - lag]).sum() / (x * x).sum()
+def period(x, lag):
+    """How much x repeats itself every `lag` steps: the sum over all pairs of values that are a
+    multiple of `lag` apart; 1 is usual for values that have nothing to do with each other."""
+    pairs = np.concatenate([x[later:] * x[:-later] for later in range(lag, len(x), lag)])
+    return pairs.sum() / len(pairs) ** 0.5 / x.var()
 
 
 def diagnose(run):
@@ -36,12 +38,13 @@ def diagnose(run):
     held_out = np.interp(steps, np.linspace(0, len(steps), len(run["val_loss"])), run["val_loss"])
     if np.median(run["loss"] - held_out) > 0.3:
         return "leak"
-    rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps)
-    if echo(rest, 1) > 0.3:
-        return "not_shuffled"
-    if max(echo(rest, lag) for lag in steps[1:]) > 0.4:
-        return "repeated_epoch"
-    return "healthy"
+    rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 6), steps)
+    document = clinic.STEPS // clinic.KINDS_OF_TEXT  # so many steps if the rows are in order
+    found = {lag: period(rest, lag) for lag in (document, *range(24, 36))}
+    lag = max(found, key=found.get)
+    if found[lag] < 4:
+        return "healthy"
+    return "not_shuffled" if lag == document else "repeated_epoch"
 
 
 # ---------------------------------------------------------------------------- wrong answers
@@ -62,7 +65,8 @@ def echo_first(run):
     """Tests for unshuffled rows first, but a spike of the rate has an echo as well."""
     steps = np.arange(len(run["loss"]))
     rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps)
-    return "not_shuffled" if echo(rest, 1) > 0.3 else diagnose(run)
+    echo = (rest[1:] * rest[:-1]).sum() / (rest * rest).sum()
+    return "not_shuffled" if echo > 0.3 else diagnose(run)
 
 
 def not_the_embedding(run):
@@ -99,10 +103,7 @@ EQUIVALENT = {  # a change that changes nothing -> why
     "if fast.max() > 0.5:: `fast.max() > 0.5` -> `fast.max() >= 0.5`": EDGE,
     'if np.median(run["loss"] - held_out) > 0.3:: '
     "`np.median(run['loss'] - held_out) > 0.3` -> `np.median(run['loss'] - held_out) >= 0.3`": EDGE,
-    "if echo(rest, 1) > 0.3:: `echo(rest, 1) > 0.3` -> `echo(rest, 1) >= 0.3`": EDGE,
-    "if max(echo(rest, lag) for lag in steps[1:]) > 0.4:: "
-    "`max((echo(rest, lag) for lag in steps[1:])) > 0.4` -> "
-    "`max((echo(rest, lag) for lag in steps[1:])) >= 0.4`": EDGE,
+    "if found[lag] < 4:: `found[lag] < 4` -> `found[lag] <= 4`": EDGE,
     "if fast.max() > 0.5:: `0.5` -> `1.5`": "a spike is far above both",
     'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: '
     "`norm[-1] == norm[-2] > 0` -> `norm[-1] == norm[-2] >= 0`": "gradients of 0 were named before",
@@ -110,9 +111,10 @@ EQUIVALENT = {  # a change that changes nothing -> why
     'sizes = {name: pair[0].size for name, pair in run["weights"].items()}: `0` -> `1`': "as large",
     'if run["zeros"][-1] > 0.5:: `1` -> `2`': LAST,
     'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: `2` -> `3`': LAST,
-    "if max(echo(rest, lag) for lag in steps[1:]) > 0.4:: `1` -> `2`": "an epoch is longer",
     'held_out = np.interp(steps, np.linspace(0, len(steps), len(run["val_loss"])), '
     'run["val_loss"]): `0` -> `1`': "a step is short",
-    'rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps): '
-    "`3` -> `4`": "the trend is smooth",
+    'rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 6), steps): '
+    "`6` -> `7`": "the trend is smooth",
+    "found = {lag: period(rest, lag) for lag in (document, *range(24, 36))}: "
+    "`36` -> `37`": "no epoch is longer",
 }
