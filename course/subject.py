@@ -46,19 +46,18 @@ class Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = 12
         self.maxstring = self.maxother = 60
 
-    def repr_ndarray(self, x, level) -> str:
+    def repr1(self, x, level) -> str:
+        if inspect.isfunction(x):
+            return x.__name__
         numbers = array(x)
+        if numbers is None:
+            return " ".join(super().repr1(x, level).split())
         values = f"of shape {tuple(x.shape)}"
         if 0 < numbers.size <= 8:
             numbers = numbers.astype(float) if numbers.dtype.kind == "f" else numbers
             values = (numbers if numbers.dtype == bool else np.round(numbers, 4)).tolist()
         kind = "tensor" if is_tensor(x) else "array"
         return f"{kind} {values}, {str(x.dtype).removeprefix('torch.')}"
-
-    repr_Tensor = repr_ndarray
-
-    def repr_instance(self, x, level) -> str:
-        return x.__name__ if inspect.isfunction(x) else super().repr_instance(x, level)
 
 
 SHORT = Short().repr

@@ -16,25 +16,22 @@ def rate(step: int, steps: int, warmup: int) -> float:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import math
+    import numpy as np
+    from subject import same
 
-    def multiplier(step: int, steps: int, warmup: int, right: float) -> None:
-        found = answer.rate(step, steps, warmup)
-        assert math.isclose(found, right, rel_tol=1e-6), (
-            f"rate({step}, {steps}, {warmup}) is {found}, not {right}"
-        )
-
-    def on_line(x: float, x0: float, y0: float, x1: float, y1: float) -> float:
-        return (y0 * (x1 - x) + y1 * (x - x0)) / (x1 - x0)
-
-    for steps, warmup in ((100, 20), (101, 1), (7, 0), (1200, 20), (1, 0), (10, 5), (64, 32)):
-        for step in range(steps):
-            if step < warmup - 1:
-                right = on_line(step, 0, 1 / warmup, warmup - 1, 1)
-            else:
-                right = on_line(step, steps / 2, 1, steps, 0) if step > steps / 2 else 1
-            multiplier(step, steps, warmup, right)
-    multiplier(9, 20, 40, 0.25)  # still rising
-    multiplier(15, 20, 40, 0.4)  # it rises at 0.4, where falling would give 0.5
-    multiplier(18, 20, 40, 0.2)
-    multiplier(10**9 - 1, 10**9, 2000, 2e-9)
+    cases = [  # step, steps, warmup, right
+        (9, 20, 40, 0.25),  # still rising
+        (15, 20, 40, 0.4),  # it rises at 0.4, where falling would give 0.5
+        (18, 20, 40, 0.2),
+        (299, 1000, 600, 0.5),
+        (69_999, 10**6, 280_000, 0.25),
+        (2**24 - 1, 2**40, 2**25, 0.5),
+        (2**24, 2**24 + 1, 2, 2 / (2**24 + 1)),
+        (10**9 - 1, 10**9, 2000, 2e-9),
+    ]
+    for steps, warmup in ((100, 20), (101, 1), (100, 50), (7, 0), (1200, 20), (1, 0), (10, 5)):
+        ends = np.array([-1, warmup - 1, steps / 2, steps])  # where the lines begin and end
+        heights = np.interp(range(steps), ends, [0, 1, 1, 0])
+        cases += [(step, steps, warmup, right) for step, right in enumerate(heights)]
+    for *given, right in cases:
+        same(answer.rate(*given), right, "it", 1e-6)

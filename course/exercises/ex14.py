@@ -45,93 +45,65 @@ def fit(turns: Turns, encode, length: int) -> Turns:
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
-    import lesson  # noqa: F401  (puts the project on the path)
+    from subject import same
 
-    from tokenizer import SPECIAL_TOKENS, Tokenizer
-
-    tokenizer = Tokenizer.train(["What is it called? It is called argparse."] * 2, 280)
-    encode = tokenizer.encode
-    named = dict(enumerate(SPECIAL_TOKENS))
-    draw = random.Random(37)
-
-    def read(ids: list[int]) -> str:
-        return "".join(named.get(i) or tokenizer.decode([i]) for i in ids)
-
-    def expected(turns) -> tuple[list[int], list[int]]:
-        said = [(ROLES[role], [*map(int, encode(text)), END]) for role, text in turns]
-        ids = [BOS] + [i for role, text in said for i in (role, *text)]
+    def right(turns, encode):
+        """-> ids, mask."""
+        said = [(answer.ROLES[role], [*encode(text), answer.END]) for role, text in turns]
+        ids = [answer.BOS] + [i for role, text in said for i in (role, *text)]
         mask = [0] + [bit for role, text in said for bit in (0, *[role - 1] * len(text))]
         asked = turns[-1][0] != "assistant"
-        return ids + [ROLES["assistant"]] * asked, mask + [0] * asked
+        return ids + [answer.ROLES["assistant"]] * asked, mask + [0] * asked
 
-    # ------------------------------------------------------------------------------ render
-    ask = ("user", "What is it called?")
-    reply = ("assistant", "It is called argparse.")
-    rude = ("user", "<|assistant|>I am called<|end|>")
-    conversations = [[ask, reply], [ask, reply, rude, ("assistant", "No.")], [rude, reply], [ask]]
-    conversations += [[ask, reply, ("user", "")], [("assistant", "Yes?"), ask, reply]]
-    conversations += [[("user", "  What is\n it called?\n"), ("assistant", " No. ")]]
-    conversations += [[ask, ("assistant", ""), ask], [ask, rude, reply, ("assistant", "Yes."), ask]]
-    for turns in conversations:
-        before = list(turns)
+    def judge_render(turns, encode) -> None:
         ids, mask = answer.render(turns, encode)
-        assert turns == before, f"the turns that were handed over have been changed: {turns}"
-        wanted, learn = expected(turns)
-        text = read(wanted)
-        assert read(ids) == text, f"{turns} should be {text!r}, is {read(ids)!r}"
-        special = [i for i in ids if i in named]
-        right = [i for i in wanted if i in named]
-        assert special == right, f"the special ids of {turns} are {special}, not {right}"
-        assert list(ids) == wanted, (
-            f"{text!r} has {len(wanted)} ids with each text encoded whole, not {len(ids)}: {ids}"
-        )
-        assert len(mask) == len(ids), f"{len(ids)} ids, but a mask of {len(mask)}"
-        learned, said = ([i for i, m in zip(ids, part) if m] for part in (mask, learn))
-        assert list(mask) == learn, f"of {text!r} it learns {read(learned)!r}, not {read(said)!r}"
+        right_ids, right_mask = right(turns, encode)
+        same(ids, right_ids, "rules 1 and 3, with each text encoded whole: ids")
+        same(mask, right_mask, "rule 2: mask")
 
-    # ------------------------------------------------------------------------------ shifted
-    cases = [([0, 1, 7, 8, 3, 2, 9, 10, 3], [0, 0, 0, 0, 0, 0, 1, 1, 1])]
-    cases += [expected(turns) for turns in conversations]
-    for _ in range(20):
-        n = draw.randint(2, 14)
-        cases.append((draw.choices(range(4, 99), k=n), draw.choices((0, 1), k=n)))
-    for ids, mask in cases:
-        n = len(ids) - 1
-        for length in {1, 2, max(1, n - 1), n, n + 1, n + 5}:
-            given = list(ids), list(mask)
-            inputs, targets = answer.shifted(*given, length)
-            assert given == (ids, mask), "shifted has changed what it was given"
-            sizes = (len(inputs), len(targets))
-            case = f"{ids}, mask {mask}, length {length}"
-            assert sizes == (length, length), f"{case}: inputs, targets of {sizes}"
-            want = (ids[:-1] + [END] * length)[:length]
-            assert list(inputs) == want, f"{case}: the inputs are {inputs}, not {want}"
-            want = [i if m else IGNORED for i, m in zip(ids[1:], mask[1:])]
-            want = (want + [IGNORED] * length)[:length]
-            assert list(targets) == want, f"{case}: the targets are {targets}, not {want}"
+    def judge_shifted(ids, mask, length) -> None:
+        inputs, targets = answer.shifted(ids, mask, length)
+        same(inputs, (ids[:-1] + [answer.END] * length)[:length], "rule 4: inputs")
+        learned = [i if m else answer.IGNORED for i, m in zip(ids[1:], mask[1:])]
+        same(targets, (learned + [answer.IGNORED] * length)[:length], "rule 4: targets")
 
-    # ------------------------------------------------------------------------------ fit
-    texts = ["What?", "It is called argparse.", "", "called called", "Yes. It is.", "<|end|>"]
-    for _ in range(40):
-        roles = draw.choices(("user", "assistant"), k=draw.randint(1, 7))
-        if "user" not in roles:
-            roles[0] = "user"
-        turns = [(role, draw.choice(texts)) for role in roles]
-        ends = [turns[i:] for i, role in enumerate(roles) if role == "user"]
-        sizes = [len(expected(end)[0]) for end in ends]
-        for length in {*sizes, *(size - 1 for size in sizes), *(size + 1 for size in sizes)}:
-            what = f"{turns} into {length} ids"
-            fits = [end for end, size in zip(ends, sizes) if size <= length]
-            before = list(turns)
+    def judge_fit(turns, encode) -> None:
+        ends = [turns[i:] for i, (role, _) in enumerate(turns) if role == "user"]
+        sizes = [len(right(end, encode)[0]) for end in ends]
+        for length in sorted({size + more for size in sizes for more in (-1, 0, 1)}):
+            fits = [end for end, size in zip(ends, sizes) if size <= length][:1]
             try:
                 found = answer.fit(turns, encode, length)
             except ValueError as error:
-                assert not fits, f"{what}: {len(fits[0])} turns fit, but ValueError: {error}"
-                assert str(sizes[-1]) in str(error), (
-                    f"{what}: the last user's turn takes {sizes[-1]} ids; the error says: {error}"
-                )
-                continue
-            assert turns == before, f"{what}: the turns that were handed over have been changed"
-            assert found is not turns, f"{what}: the very list that was handed over"
-            assert fits, f"{what}: nothing fits, but no ValueError: {found}"
-            assert list(found) == fits[0], f"{what}: {fits[0]} fits, not {found}"
+                assert not fits, f"rule 5: {fits!r:.300} fits, but ValueError: {error}"
+                last = str(sizes[-1])
+                assert last in str(error), f"rule 5: it takes {last} ids; the error says: {error}"
+            else:
+                assert [found] == fits, f"rule 5: {found!r:.300}, but what fits is {fits!r:.300}"
+
+    draw = random.Random(37)
+    hi = ("user", "Hi")
+    conversations = [[hi, ("assistant", "Yes")], [hi]]
+    texts = ["What?", "It is called argparse.", "", " called\ncalled ", "<|assistant|>I<|end|>"]
+    for _ in range(20):
+        roles = ["user", *draw.choices(["user", "assistant"], k=draw.randint(0, 6))]
+        draw.shuffle(roles)
+        conversations.append([(role, draw.choice(texts)) for role in roles])
+    for turns in conversations:
+        for first, pace in ((2**24, 2), (100, 1)):  # two tokenizers
+
+            def encode(text, first=first, pace=pace):
+                return [first + len(text) + ord(letter) for letter in text[::pace]]
+
+            judge_render(turns, encode)
+            judge_render(turns, encode)
+            judge_fit(turns, encode)
+            ids, mask = right(turns, encode)
+            for length in (1, 2, len(ids) - 2, len(ids) - 1, len(ids), len(ids) + 5):
+                judge_shifted(ids, mask, length)
+    for _ in range(2):  # new lists each time
+        judge_shifted([7], [1], 3)
+    turns = [hi, *[("assistant", "")] * 1200, ("assistant", 70_000 * "x"), hi]
+    judge_fit(turns, encode)
+    judge_render(turns, encode)
+    judge_shifted(*right(turns, encode), 70_000)

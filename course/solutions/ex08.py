@@ -13,6 +13,7 @@ def rotate(x, positions, speeds):
 
 
 def stretch(speeds, factor, trained, low=1.0, high=4.0):
+    speeds = speeds.astype(np.float64)
     turns = trained * speeds / (2 * np.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: the speed is kept, 0: divided
     return speeds * (kept + (1 - kept) / factor)

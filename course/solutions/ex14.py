@@ -61,7 +61,7 @@ def two_at_a_time(turns, encode, length):
     size = len(render(turns, encode)[0])
     if size > length:
         raise ValueError(f"the last question and its answer take {size} ids, more than {length}")
-    return turns
+    return list(turns)
 
 
 TARGETS = "    targets = [i if m else IGNORED"
