@@ -82,12 +82,14 @@ def parts(x) -> Iterator:
             yield from parts(part)
 
 
-def mapped(x, leaf: Callable):
-    """A value with leaf(part) for each part that is no list, tuple or dict."""
+def mapped(x, leaf: Callable, back: bool = False):
+    """A value with leaf(part) for each part that is no list, tuple or dict. back: dicts in reverse
+    order."""
     if isinstance(x, dict):
-        return {key: mapped(part, leaf) for key, part in x.items()}
+        items = [*x.items()][:: -1 if back else 1]
+        return {key: mapped(part, leaf, back) for key, part in items}
     if isinstance(x, (list, tuple)):
-        return type(x)([mapped(part, leaf) for part in x])
+        return type(x)([mapped(part, leaf, back) for part in x])
     return leaf(x)
 
 
@@ -143,7 +145,7 @@ def amount(x) -> int:
 
 
 def copied(x, spread: bool = False):
-    """A copy; `spread`: with its numbers in another layout."""
+    """A copy; `spread`: with its numbers in another layout, and dicts in another order."""
 
     def leaf(part):
         if isinstance(part, bytes):
@@ -157,7 +159,7 @@ def copied(x, spread: bool = False):
         new = part.transpose(back).copy().transpose(back)
         return np.repeat(new, 2)[::2] if spread and new.ndim == 1 else new
 
-    return mapped(x, leaf)
+    return mapped(x, leaf, spread)
 
 
 def narrow(x):
@@ -206,7 +208,7 @@ def alike(found, right) -> None:
             values = np.abs(array(b) if array(b) is not None else b, dtype=float)
             near = 1e-3 if getattr(b, "itemsize", 8) > 2 else 0.03
             near = near * values[np.isfinite(values)].max(initial=0)
-            same(a, b, "the result, which was right before,", 0, near)
+            same(a, b, "the result (right before)", 0, near)
         elif not isinstance(b, (list, tuple, dict)):
             assert a == b, f"the result has {SHORT(a)}; before it was {SHORT(b)}"
 
@@ -217,7 +219,7 @@ def settings() -> dict:
     found = {
         "Python's global generator": hash(random.getstate()),
         "numpy's global generator": hash((keys.tobytes(), at)),
-        "what numpy does about overflow": np.geterr(),
+        "numpy.geterr()": np.geterr(),
         "the limit of calls within calls": sys.getrecursionlimit(),
     }
     torch = sys.modules.get("torch")
@@ -303,7 +305,8 @@ class Subject:
                 apart = may["share"] or not shared(found, value)
                 assert apart, f"the result shares memory with the argument {key}"
             for earlier, result, was in held:
-                assert frozen(result) == was, f"what {earlier} had returned was changed"
+                stays = frozen(result) == was
+                assert stays, f"it changed what an earlier call had returned, {earlier}"
                 apart = may["share"] or not shared(found, result)
                 assert apart, f"the result shares memory with that of {earlier}"
             self._held.append((told, found, frozen(found)))
@@ -321,12 +324,15 @@ class Subject:
             for told, (args, named), right in kept[::-1]:
                 narrowed = [narrow(x) if n in whole else x for n, x in zip(places, args)]
                 for how, values in (
-                    (f"made again, at most {FRAMES} calls deep", copied(args)),
-                    ("the same numbers in another layout of memory", copied(args, True)),
-                    ("whole numbers of a small type", copied(narrowed) if whole else None),
+                    (f"made again, where calls may be {FRAMES} deep", copied(args)),
+                    (
+                        "made again with another layout of memory, dicts in reverse",
+                        copied(args, True),
+                    ),
+                    ("made again with whole numbers of a small type", narrowed if whole else None),
                 ):
                     if values is not None:
-                        self._last = (f"{told}, {how}", time.monotonic())
+                        self._last = (f"{how}: {told}", time.monotonic())
                         alike(shallow(self.own[name], values, copied(named)), right)
 
     # ------------------------------------------------------------------------- what is told

@@ -65,7 +65,14 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     for dtype, tolerance in ((np.float64, 3e-8), (np.float32, 1e-5)):
         for positions in (mixed, mixed, far, -far):
             judge(x.astype(dtype), positions, speeds, tolerance)
+    inner = mixed.copy()  # the same ends, smallest, largest and sum
+    inner[:, 1:5] = mixed[:, 4:0:-1]
+    judge(x, inner, speeds, 3e-8)
+    judge(x.reshape(3, 4, 3, 16), inner.reshape(3, 4), speeds, 3e-8)
     judge(x, mixed, speeds / 3, 3e-8)
+    for kind in (np.int8, np.uint8, np.int16, np.uint16):
+        ends = np.array([[np.iinfo(kind).max, np.iinfo(kind).min, 0, 5]], kind)
+        judge(x[:1, :4], ends, speeds, 3e-8)
     judge(x, mixed.astype(np.int16), speeds.astype(np.float32), 3e-8)
     judge(-x, mixed, speeds, 3e-8)
     tracemalloc.start()
@@ -102,6 +109,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             times = [1 / factor, 1 / factor, *np.linspace(1 / factor, 1, 6), 1, 1]
             shown = f"rules 3 to 5: of {turns[i].round(2).tolist()} turns the speed"
             same(found, times * speeds[i].astype(float), shown, tolerance, 0)
+    answer.stretch(10_000.0 ** (-np.arange(0, 128, 2) / 128), 8.0, 8192)  # other speeds
     speeds = 500_000.0 ** (-np.arange(0, 128, 2) / 128)
     found = answer.stretch(speeds, 8.0, 8192)[[0, 28, 30, 34, 63]]
     golden = np.array([1.0, 0.003211446, 0.001371894, 0.0001785078, 3.068926e-07])

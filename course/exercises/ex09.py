@@ -109,16 +109,18 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     for alphabet in (b"ab", b"abcd", b"etaoin shrdlu", b"\x00a\x7f\x80\xc3\xff", bytes(range(256))):
         text = [bytes(rng.choices(alphabet, k=rng.randint(1, 9))) for _ in range(99)]
         cases.append(({word: rng.randint(2, 6) for word in text}, 25 + len(alphabet)))
-    cases += [({b"ab": n + 1, b"bc": n, b"": 3}, 2) for n in (1, 2**8, 2**16, 2**24, 2**53, 2**60)]
+    cases += [({b"ab": n + 1, b"bc": n, b"": 3}, 2) for n in (1, 2**8, 2**16, 2**24, 2**60, 2**63)]
     cases += [({b"ab": 2, b"bc": 2, b"": 3}, 2), ({rng.randbytes(70_000) + b"qz" * 30: 1}, 2)]
+    cases.append(({rng.randbytes(1200): 2}, 1200))
     cases.append(({i.to_bytes(3, "big"): 1 for i in range(70_000)} | {b"qz": 9999}, 1))
 
-    for rules in (
-        b"h+e t+h t+he _+the _+t",
-        b"t+h h+e t+he _+the _+t",
-        b"\xc3+\xa3 a+\xc3\xa3 a+a",
+    for first, rules in (
+        (0, b"h+e t+h t+he _+the _+t"),
+        (-2, b"t+h h+e t+he _+the _+t"),
+        (2**24, b"\xc3+\xa3 a+\xc3\xa3 a+a"),
     ):
-        merges = {tuple(rule.split(b"+")): i for i, rule in enumerate(rules.split(), 2**24)}
+        merges = {tuple(rule.split(b"+")): i for i, rule in enumerate(rules.split(), first)}
+        merges = dict(sorted(merges.items()))  # the same pairs, other numbers
         for word in (b"_then_the_other", b"thethe", b"", b"thethe", b"t", b"a\xc3\xa3aaaaaaa\xc3"):
             encodes(word, merges)
     chain = bytes(range(256))

@@ -26,6 +26,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         (299, 1000, 600, 0.5),
         (69_999, 10**6, 280_000, 0.25),
         (2**24 - 1, 2**40, 2**25, 0.5),
+        (3 * 2**38 + 1, 2**40, 2, 0.5),
         (2**24, 2**24 + 1, 2, 2 / (2**24 + 1)),
         (10**9 - 1, 10**9, 2000, 2e-9),
     ]
@@ -33,5 +34,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ends = np.array([-1, warmup - 1, steps / 2, steps])  # where the lines begin and end
         heights = np.interp(range(steps), ends, [0, 1, 1, 0])
         cases += [(step, steps, warmup, right) for step, right in enumerate(heights)]
+    for steps in (5, 6):  # wherever the lines cross
+        for warmup in range(1, 2 * steps + 2):
+            for step in range(steps):
+                right = min(1, (step + 1) / warmup, 2 - 2 * step / steps)
+                cases.append((step, steps, warmup, right))
     for *given, right in cases:
         same(answer.rate(*given), right, "it", 1e-6)

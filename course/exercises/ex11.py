@@ -35,6 +35,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ([50, 1, 1], 7),
         ([], 5),
         ([3] * 300, 900),
+        ([9] * 1200 + [1] * 300, 10),
         ([3, 2**33 + 1, 70_000, 2**24 + 1, 1], 2**24 + 2),
     ]
     cases += [(rng.choices(range(1, 41), k=60), 16) for _ in range(20)]
@@ -52,7 +53,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 assert took <= space, f"rule 1: {piece} takes {took}"
                 if took < needed:
                     fits = [d for d, n in need.items() if n <= space]
-                    assert not fits, f"rule 3: {piece} is cut, though the documents {fits} fit"
+                    few = ", ".join(map(str, fits[:3]))
+                    assert not fits, f"rule 3: {piece} is cut, though {len(fits)} fit, as {few}"
                     assert took == space, f"rule 3: {piece} is cut, and takes {took}"
                     need[d] = needed - took + 1
                 first[d] = stop

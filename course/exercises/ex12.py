@@ -38,6 +38,7 @@ def muon(W: Tensor, G: Tensor, average: Tensor, lr: float, momentum: float, pola
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import sys
+    import warnings
 
     import numpy as np
     import torch
@@ -84,7 +85,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         Counted.spent = 0
         sys.setprofile(watch)
         try:
-            with np.errstate(all="ignore"):
+            with warnings.catch_warnings(action="ignore"):
                 R = answer.polar(G.view(Counted))
         finally:
             sys.setprofile(None)
@@ -109,8 +110,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     spread = np.geomspace(1, 8e-4, 24)
     for shape in ((24, 24), (160, 24), (24, 300), (300, 300)):
         judge("s down to 0.0008 of the largest", shape, spread)
-    judge("the same, times 1e-200", (24, 40), spread, 1e-200)
-    judge("the same, times 1e200", (40, 24), spread, 1e200)
+    for length in (*np.geomspace(1e-163, 1e-153, 41), 1e-300, 1e153, 1e154, 1e300):
+        judge(f"the same, times {length:.1e}", (24, 40), spread, length)
     judge("half of the directions missing", (16, 20), [1.0] * 8)
     judge("s between 1e-7 and 1", (20, 30), np.geomspace(1, 1e-7, 20))
     judge("zeros", (5, 7), [])
@@ -122,7 +123,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     for rows, columns, lr, momentum in (
         (4, 4, 0.5, 0.9),
         (4, 4, 0.1, 0.9),
-        (4, 4, 0.1, 0.5),
+        (7, 5, 0.1, 0.5),
         (8, 2, 0.1, 0.95),
         (3, 12, 2.0, 0.0),
         (1, 5, 0.1, 0.5),

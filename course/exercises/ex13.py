@@ -33,6 +33,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         (np.full(40_000, 0.1, np.float16), np.full(40_000, 127, np.int8)),
         (np.append(np.full(2000, 1e-8, np.float32), np.float32(4)), np.full(2001, 1)),
     ]
+    texts.append((np.array([1.0, np.inf, 2.0]), np.array([1, 2, 0])))  # a target of p = 0
+    texts.append((np.array([1.0, np.nan]), np.array([1, 2])))
+    texts.append((np.array([1.0, 2.0, 5.0]), np.array([300, 70_000, 3_000_000_000])))
     for n in (1, 7, 5000):
         sizes = np.append(rng.integers(0, 5, n), 2)
         texts.append((rng.exponential(2.0, n + 1), sizes))

@@ -44,6 +44,8 @@ def fit(turns: Turns, encode, length: int) -> Turns:
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
+    import re
+    from functools import cache
 
     from subject import same
 
@@ -70,14 +72,15 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def judge_fit(turns, encode) -> None:
         ends = [turns[i:] for i, (role, _) in enumerate(turns) if role == "user"]
         sizes = [len(right(end, encode)[0]) for end in ends]
-        for length in sorted({size + more for size in sizes for more in (-1, 0, 1)}):
+        for length in sorted({size + more for size in sizes for more in (-5, -1, 0, 1)}):
             fits = [end for end, size in zip(ends, sizes) if size <= length][:1]
             try:
                 found = answer.fit(turns, encode, length)
             except ValueError as error:
                 assert not fits, f"rule 5: {fits!r:.300} fits, but ValueError: {error}"
-                last = str(sizes[-1])
-                assert last in str(error), f"rule 5: it takes {last} ids; the error says: {error}"
+                said = re.findall(r"\d+", str(error))
+                last = f"rule 5: it takes {sizes[-1]} ids; the error says: {error}"
+                assert str(sizes[-1]) in said, last
             else:
                 assert [found] == fits, f"rule 5: {found!r:.300}, but what fits is {fits!r:.300}"
 
@@ -85,6 +88,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     hi = ("user", "Hi")
     conversations = [[hi, ("assistant", "Yes")], [hi]]
     texts = ["What?", "It is called argparse.", "", " called\ncalled ", "<|assistant|>I<|end|>"]
+    texts.append("e\u0301\r\n")
     for _ in range(20):
         roles = ["user", *draw.choices(["user", "assistant"], k=draw.randint(0, 6))]
         draw.shuffle(roles)
@@ -92,6 +96,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     for turns in conversations:
         for first, pace in ((2**24, 2), (100, 1)):  # two tokenizers
 
+            @cache  # its lists are its own
             def encode(text, first=first, pace=pace):
                 return [first + len(text) + ord(letter) for letter in text[::pace]]
 
@@ -101,6 +106,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             ids, mask = right(turns, encode)
             for length in (1, 2, len(ids) - 2, len(ids) - 1, len(ids), len(ids) + 5):
                 judge_shifted(ids, mask, length)
+    judge_shifted([7, 0, 3, 0], [0, 1, 1, 0], 3)
     for _ in range(2):  # new lists each time
         judge_shifted([7], [1], 3)
     turns = [hi, *[("assistant", "")] * 1200, ("assistant", 70_000 * "x"), hi]

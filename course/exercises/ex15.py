@@ -69,8 +69,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             same(*slopes, "its gradient", near, near)
 
         same(answer.advantages(rewards), gains(rewards), "the result", near, near)
-        leaf = logp.masked_fill(~mask, math.nan).requires_grad_()
-        fixed = ref.masked_fill(~mask, -math.inf)
+        strange = torch.randn(mask.shape) * math.inf  # of both signs
+        leaf = torch.where(mask, logp, strange.where(ref > 0, 7)).to(logp).requires_grad_()
+        fixed = torch.where(mask, ref, torch.where(logp > 0, math.nan, 7)).to(ref)
         exact = logp.clone().requires_grad_()
         gain = gains(rewards - beta * total(logp - ref))
         check(answer.policy_loss(leaf, fixed, mask, rewards, beta), -(gain * total(exact)).mean())

@@ -45,17 +45,18 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         asked = {n: tuple(w.shape) for n, w in lora.named_parameters() if w.requires_grad}
         right = {"A": (rank, n_in), "B": (n_out, rank)}
         assert asked == right, f"gradients are for {asked}, not for {right}"
-        assert len(lora.A.unique()) == lora.A.numel(), f"A is not random: {lora.A.tolist()}"
+        many = len(lora.A.unique())
+        assert many > 0.9 * lora.A.numel(), f"A is not random: it has {many} different numbers"
         for shape in ((), (0,), (2, 3)):
             x = torch.randn(*shape, n_in, dtype=dtype, requires_grad=True)
-            same(lora(x), linear(x), "at first it", 0, 0)
+            same(lora(x), linear(x), "lora(x), at first,", 0, 0)
         for old in (weight.clone(), 2 * weight):  # another one may be loaded
             weight.copy_(old)
             nn.init.normal_(lora.B)
             change = alpha / rank * (lora.B @ lora.A)
             right = linear(x) + x @ change.T
             found = lora(x)
-            same(found, right, "with another B it", 1e-5, 1e-5)
+            same(found, right, "lora(x), with another B,", 1e-5, 1e-5)
             slopes = [torch.autograd.grad(y.sum(), [x, lora.A, lora.B]) for y in (found, right)]
             for pair in zip(*slopes):
                 same(*pair, "the gradient of x, A or B", 1e-5, 1e-5)
@@ -63,14 +64,21 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             A = lora.A.detach().clone()
             nn.init.constant_(lora.A, torch.nan)  # so that it shows where A is used
             lora.merge()
-            same(weight, old + change, "the merged weight", 1e-5, 1e-5)
-            same(lora(x), linear(x), "merged, it", 0, 0)
+            same(weight, old + change, "the weight, changed in place,", 1e-5, 1e-5)
+            same(lora(x), linear(x), "lora(x), merged,", 0, 0)
+            assert not linear.weight.requires_grad, "merged, the weight asks for a gradient"
             lora.unmerge()
-            same(weight, old, "the unmerged weight", 0, 0)
+            same(weight, old, "unmerged (after merge, A became NaN), the weight", 0, 0)
             lora.A.data.copy_(A)
             lora.unmerge()
-            same(lora(x), right, "unmerged, it", 1e-5, 1e-5)
+            same(lora(x), right, "lora(x), unmerged,", 1e-5, 1e-5)
 
+    half = answer.Lora(nn.Linear(2, 2, dtype=torch.bfloat16), 1, 1.0)
+    was = half.linear.weight.clone()
+    nn.init.ones_(half.B)
+    half.merge()
+    half.unmerge()
+    same(half.linear.weight, was, "the unmerged weight", 0, 0)
     judge(3, 5, 2, 8.0, True, torch.float64)
     judge(6, 4, 3, 1.0, False, torch.float32)
     judge(70_000, 3, 2, 0.3, True, torch.float64)

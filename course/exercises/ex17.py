@@ -2,8 +2,8 @@
 
     order(p, sizes, weights, seed, hashed) -> (source, row)
 
-sizes: rows of each source; weights: whole numbers, a source of weight 2 gets twice the positions of
-one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls.
+sizes: rows of each source; weights: whole numbers from 1 on, a source of weight 2 gets twice the
+positions of one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls.
 hashed("any text") -> a whole number from 0 to 2^64 - 1 that looks random, and is the same for the
 same text. It is the only source of chance. Rules:
 1. after any number of positions each source has had its share of them, within one row;
@@ -92,6 +92,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     ):
         shares_and_epochs(sizes, weights, seed)
 
+    for n in (1, 2, 7, 20, 300):
+        rows = [own["order"](p, [n], [1], 3, lambda text: 2**64 - 1)[1] for p in range(n)]
+        assert sorted(rows) == [*range(n)], f"with the largest hash, {n} rows are {rows}"
     start = time.process_time()
     rows_of(7, 1, 300_000)
     took = time.process_time() - start

@@ -71,6 +71,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 for name in folder.split("/"):
                     found = (found or {}).get(name)
                 here = f"{told}; then a crash, {what}"
+                assert disk.dead or after == wanted, f"the disk holds {SHORT(after)}: {here}"
                 assert found == files or found is None and disk.dead and not was_there, (
                     f"{folder} is {SHORT(found)}: {here}"
                 )
@@ -140,7 +141,7 @@ class Disk:
             raise Crash
 
     def __repr__(self):
-        return "; ".join(self.log[-30:]) or "disk"
+        return "; ".join(self.log[-30:]) or "nothing was done"
 
     def exists(self, path):
         names, name = self._names(path)

@@ -40,7 +40,7 @@ def minhash_deduplication(
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
     import tempfile
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
     from subject import SHORT, shallow
 
@@ -56,12 +56,15 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             for file in order:
                 (given / file).write_bytes(data[file])
             written = Path(tempfile.mkdtemp(dir=given), made)
-            values = [given / file for file in order], hashes, bands, ngrams, threshold, written
+            paths = [PurePath(given, file) for file in order]  # which cannot read themselves
+            values = paths, hashes, bands, ngrams, threshold, written
             shallow(answer.minhash_deduplication, values, {})
             for file in order:
                 now = (given / file).read_bytes()
                 assert now == data[file], f"the input {file} has been changed"
             assert written.is_dir(), "output_directory was not made"
+            linked = [path.name for path in written.iterdir() if path.is_symlink()]
+            assert not linked, f"{linked} are links, not files"
             found = {path.name: path.read_bytes() for path in written.iterdir()}
             left = " ".join(sorted(found))[:200]
             assert left == expected, f"{SHORT(texts)}: {left or 'nothing'} is left, not {expected}"
@@ -106,6 +109,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ("a b c", "a b c d", "y", 1, 0.75),
         ("a b c", "a b c d", "x y", 1, 0.76),
         ("yes", "no", "x y", 3, 0.3),
+        ("a_b c", "a b_c", "x y", 2, 0.5),
+        ("a\r\nb\r\nc", "a b  c", "x", 1, 0.9),
+        ("\u0e01\u0e31\u0e19", "\u0e01\u0e19", "x", 1, 0.9),
+        ("\u0930\u093e\u092e", "\u0930\u092e", "x y", 1, 0.9),
+        ("\u039f\u0394\u039f\u03a3", "\u03bf\u03b4\u03bf\u03c2", "x", 1, 0.9),
         ("a_b c", "a b c", "x y", 1, 0.5),
     ):
         judge({"x": x, "y": y}, expected, 64, 64, *options)

@@ -56,6 +56,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     first = np.arange(12) < 6
     for i in (-1, 0, 35):  # another value in none, or one of either block
         check(scores, [6], values=np.where(np.arange(500) == i, 9, values))
+    zeros = np.zeros((2, 2)), np.zeros(2), np.ones((2, 2)), np.zeros(2)
+    same(answer.merge(*zeros)[0], np.full((2, 2), 0.5), "o", 0, 1e-9)
+    wide = np.array([[60000.0]], np.float16), np.zeros(1, np.float16)
+    same(answer.merge(*wide, -wide[0], wide[1])[0], np.zeros((1, 1), np.float16), "o", 0, 1)
     for above in (1, 9, 15, 800):  # where a small weight still counts, and where it is 0
         for block in (first, ~first):
             check(scores + above * block, [6])

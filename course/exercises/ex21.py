@@ -34,6 +34,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         "NVIDIA GeForce RTX 4090": 165.2e12,
         "NVIDIA GeForce RTX 4090 Laptop GPU": None,
         "NVIDIA RTX A4000": None,
+        "NVIDIA GeForce RTX 4090 D": None,
+        "NVIDIA L40-S": 362e12,
     }
     fields = ["tokens", "tokens_per_s", "tflops", "mfu"]
 

@@ -47,6 +47,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 assert fits, f"rank {rank} sends {part!r}, not an array of x's dtype"
                 sizes[rank].append(part.size)
                 assert len(sizes[rank]) <= most, f"rank {rank} sends more than {most} messages"
+                again = answer.own["ring_all_reduce"]
+                again(rank, 1, None, None, np.zeros_like(xs[rank]))  # another ring
                 send(to, part)
 
             found = answer.ring_all_reduce(rank, world, noted, recv, xs[rank])

@@ -37,7 +37,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     from subject import same
 
     def check(logits, edges, targets=()):
-        logits = logits.astype(np.float32)
+        logits = logits.astype(np.float32, order="K")
         B, V = logits.shape
         targets = np.array(targets if len(targets) else rng.integers(0, V, B))
         x = logits.astype(float)
@@ -77,6 +77,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     rng = np.random.default_rng(26)
     draw = lambda *shape: rng.normal(size=shape)
     check(np.array([[1, 2, 3, 4]]), [0, 2, 4], [2])
+    check(np.asfortranarray(draw(5, 7)), [0, 3, 7])
+    check(draw(3, 4) - 30_000, [0, 2, 4])
     check(draw(5, 7), [0, 7])
     check(draw(9, 300), [0, 1, 130, 300])
     check(draw(4, 6), [0, 3, 3, 6])  # a rank without tokens

@@ -30,6 +30,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     def check(P, M, F, B, send):
         orders = answer.one_f_one_b(P, M, F, B, send)
+        lists = all(isinstance(order, list) for order in orders)
+        assert lists, "rule 1: an order is no list"
         assert len({*map(id, orders)}) == P, "rule 1: not a list for each device"
         ops = sorted(f"{kind}{m}" for m in range(M) for kind in "FB")
         left = []  # of each device, the last first
@@ -68,3 +70,4 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     check(300, 3, 1, 2, 1)
     check(3, 300, 1, 2, 98_304)  # k is 65,536
     check(1, 66_000, 1, 2, 0)
+    check(2, 5, 10**17, 10**17, 10**17 + 1)

@@ -86,3 +86,16 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     for order, limit in cases:
         check(order, limit, (3, 4), (3, 1), (2,), (0, 2))
     check([1, *[0] * 66_000, 1], 70_000)
+    one = np.ones(1, np.float32)
+    buffer = np.zeros(1, np.float32)
+
+    def busy(worker, weights):
+        own = answer.own["asynchronous"]
+        inner = own([5 * one], [1, 0], lambda *_: [one.copy()], 1.0, 3)
+        assert inner[1] == [0, 1], f"a run inside a run has the fates {inner[1]}"
+        buffer[:] = worker + 1  # its own buffer, again
+        return [buffer]
+
+    weights, fates = answer.own["asynchronous"]([0 * one], [0, 1, 2], busy, 1.0, 5)
+    same(weights[0], -6 * one, "the last weights")
+    assert fates == [0, 1, 2], fates

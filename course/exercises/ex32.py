@@ -34,6 +34,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     from subject import same
 
     rng = np.random.default_rng(32)
+    assert answer.is_chance(7, 7, 1) and answer.is_chance(0, 0, 4), "a deviation of 0"
     for n in (1, 48, 100, 14_042, 10**6 + 1, 10**10 + 1):
         for k in (2, 3, 4, 256, 70_000):
             room = math.isqrt(4 * n * (k - 1))
@@ -43,18 +44,20 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 if 0 <= correct <= n:
                     found = bool(answer.is_chance(correct, n, k))
                     chance = abs(correct * k - n) <= room
-                    assert found == chance, f"chance is {chance}, not {found}"
+                    assert found == chance, f"it is {found}, not {chance}"
 
     constants = [("AAABAAAAAC", "ABCDABCDAB"), ("DDDDC", "ABCCC"), ("BBCB", "BCCC")]
     constants += [("CBCB", "BBBC"), ("CBCB", "CCCC"), ("CCCC", "CCCC")]
     letters = [chr(65 + i) for i in range(26)]
     for n in (*[20] * 20, 300):
         constants.append(["".join(rng.choice(letters, n)) for _ in range(2)])
+    constants += [("aab", "abc"), ("dcd", "abc")]
+    letters += [chr(97 + i) for i in range(26)]
     constants += [("Z", "Z"), ("A" * 65_000 + "B" * 70_000, "B" * 135_000)]
     for predictions, golds in constants:
         letter, *numbers = answer.constant_answer(predictions, golds)
         right = max(letters, key=predictions.count)  # the first of several
-        assert letter == right, f"the letter is {right}, not {letter}"
+        assert letter == right, f"the letter is {letter}, not {right}"
         right = [text.count(letter) / len(text) for text in (predictions, golds)]
         same(numbers, right, "share and accuracy")
 
@@ -70,6 +73,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ratings = answer.bradley_terry(whole if (whole == wins).all() else wins)
         same(np.asarray(ratings), 1000 + right - right.mean(), "the rating", 0, 0.1)
 
+    small = np.array([[0, 200, 20], [100, 0, 150], [30, 140, 0]], np.uint8)
+    same(
+        answer.bradley_terry(small), answer.bradley_terry(small.astype(int)), "of uint8, it", 0, 0.1
+    )
     for matches in (22, 220_000):
         likeliest([10.0, 1.0], np.array([[0, matches], [matches, 0]]))
     for players in (4, 7):

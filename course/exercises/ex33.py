@@ -117,6 +117,37 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
         return torch.nn.functional.cross_entropy(run(ids, edit)[0][:-1], ids[1:]).item()
 
+    def made(shares, losses):
+        """Two layers of two heads; (head replaced) -> copy shares of the second layer, loss."""
+
+        def run(ids, edit=None):
+            T = len(ids)
+            which = None
+            for layer in (0, 1):
+                z = torch.arange(2.0 * T).view(2, T, 1)
+                changed = edit(layer, z.clone()) != z if edit else z < 0
+                for head in changed.sum((1, 2)).nonzero().flatten().tolist():
+                    which = layer, head
+            maps = torch.zeros(2, 2, T, T)
+            maps[..., 0] = 1
+            for head, share in enumerate(shares.get(which, shares[None])):
+                for i in range(3, T):
+                    maps[1, head, i, 0] = 1 - share
+                    maps[1, head, i, i - 2] += share
+            logits = torch.zeros(T, 3)
+            logits[:, 0] = losses.get(which, 0.0)
+            return logits, [*maps]
+
+        return run
+
+    ids = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    for shares in (
+        {None: (0.9, 0.8), (0, 0): (0.1, 0.8), (0, 1): (0.6, 0.1)},
+        {None: (0.5, 0.1), (0, 0): (0.4, 0.1), (0, 1): (0.95, 0.1)},
+    ):
+        found = answer.circuit(made(shares, {(0, 1): 3.0}), ids)
+        wanted = (1, 0), (0, 0)
+        assert tuple(map(tuple, found)) == wanted, f"of {shares} it is {found}, not {wanted}"
     once = 7 * torch.arange(V) % V
     for T, model in (
         (30, "constant idle"),  # one layer: no circuit
@@ -138,4 +169,4 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             if "induction" in place:
                 found = [tuple(map(int, part)) for part in answer.circuit(run, ids)]
                 wanted = [place["induction"], place["previous"]]
-                assert found == wanted, f"heads {model}: the circuit is {wanted}, not {found}"
+                assert found == wanted, f"heads {model}: it is {found}, not {wanted}"

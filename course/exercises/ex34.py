@@ -63,9 +63,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     from hf.mapping import to_huggingface
     from model import GPT
 
-    attention = torch.nn.functional.scaled_dot_product_attention
+    def attention(Q, K, V, mask=None):
+        assert mask.dtype == torch.bool, f"mask is of {mask.dtype}, not bool"
+        assert Q.shape == K.shape == V.shape, f"Q, K, V: {Q.shape}, {K.shape}, {V.shape}"
+        return torch.nn.functional.scaled_dot_product_attention(Q, K, V, mask)
 
     def rotate(x, positions, speeds):
+        assert positions.shape == x.shape[:2], f"positions are {positions.shape}, x is {x.shape}"
         a, b = np.split(x, 2, -1)
         turned = (a + 1j * b) * np.exp(1j * positions[:, :, None, None] * speeds)
         return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)

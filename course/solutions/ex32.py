@@ -16,6 +16,7 @@ def constant_answer(predictions, golds):
 
 
 def bradley_terry(wins):
+    wins = np.asarray(wins, float)
     matches = wins + wins.T
     p = np.ones(len(wins))
     won = wins.sum(1)

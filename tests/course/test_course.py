@@ -104,7 +104,10 @@ def told(monkeypatch, tmp_path, capsys):
         ("x[1] = 3; return [*x]", ["the argument x was changed: f([1, 1], 1)"]),
         ("return x", ["shares memory with the argument x: f([1, 1], 1)"]),
         ("return [x[0], [], x]", ["shares memory with the argument x"]),
-        ("KEPT[:] = x; return KEPT\n\n\nKEPT = []", ["what f([1, 1], 1) had returned was changed"]),
+        (
+            "KEPT[:] = x; return KEPT\n\n\nKEPT = []",
+            ["it changed what an earlier call had returned, f([1, 1], 1)"],
+        ),
         ("return KEPT[k]\n\n\nKEPT = {1: [1], 2: [2, [1]]}", ["solved"]),
         ("return [x[0], KEPT]\n\n\nKEPT = [0]", ["shares memory with that of f([1, 1], 1)"]),
         ("N[0] += 1; return [*x, N[0] > 2]\n\n\nN = [0]", ["before it was", "made again"]),
@@ -113,7 +116,7 @@ def told(monkeypatch, tmp_path, capsys):
         ("import numpy; numpy.random.rand(); return [*x]", ["numpy's global generator is not"]),
         ("import torch; torch.rand(1); return [*x]", ["torch's global generator is not"]),
         ("import torch; torch.set_grad_enabled(False); return [*x]", ["records gradients is not"]),
-        ("import numpy; numpy.seterr(all='ignore'); return [*x]", ["overflow is not"]),
+        ("import numpy; numpy.seterr(all='ignore'); return [*x]", ["geterr() is not"]),
         ("import sys; sys.setrecursionlimit(5000); return [*x]", ["calls within calls is not"]),
     ],
 )
