@@ -29,6 +29,7 @@ SMALL = (
     "--tokens_per_step 512 --steps 12 --no_compile --device cpu --dtype fp32 --warmup 2 "
     "--eval_tokens 1024 --log_every 1 --decay 0.65 --peak_tflops 1"
 ).split()
+CPU = "--device cpu --dtype fp32".split()  # eval.py's options
 
 
 def environment(**more) -> dict[str, str]:
@@ -143,22 +144,23 @@ def flip(file: Path, at: int = -10, bit: int = 1):
     file.write_bytes(content)
 
 
-def metrics(run_dir) -> list[dict]:
-    """The steps and validations of metrics.jsonl; `starts` has its other lines."""
-    return [record for record in _records(run_dir) if "step" in record]
+def metrics(run_dir, having: str = "step") -> list[dict]:
+    """The records of metrics.jsonl that have this field; by default, all steps and validations."""
+    return [record for record in read_lines(Path(run_dir) / "metrics.jsonl") if having in record]
+
+
+def logged(run_dir, name: str) -> list:
+    """The values of a field in metrics.jsonl, one after another."""
+    return [record[name] for record in metrics(run_dir, name)]
 
 
 def starts(run_dir) -> list[dict]:
     """What metrics.jsonl says of each process that took up the run."""
-    return [record["start"] for record in _records(run_dir) if "start" in record]
-
-
-def _records(run_dir) -> list[dict]:
-    return read_lines(Path(run_dir) / "metrics.jsonl")
+    return logged(run_dir, "start")
 
 
 def losses(run_dir) -> dict[int, float]:
-    return {r["step"]: r["loss"] for r in metrics(run_dir) if "loss" in r}
+    return {r["step"]: r["loss"] for r in metrics(run_dir, "loss")}
 
 
 def parameters(run_dir, step: int) -> dict:

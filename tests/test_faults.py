@@ -4,7 +4,6 @@ Nothing here is mocked but the one thing that breaks.
 """
 
 import contextlib
-import json
 import random
 import re
 import shutil
@@ -13,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import flip, losses, metrics, parameters, tensor_files
+from conftest import flip, logged, losses, metrics, parameters, read_json, tensor_files
 from faults import launch, records, start
+from test_checkpoint import assert_same, steps_in
 
 from machinery import checkpoint
 
@@ -56,11 +55,9 @@ def assert_same_run(a, b):
 
 
 def assert_same_state(a, b, step=STEPS):
-    one = parameters(a, step)
-    two = parameters(b, step)
-    assert one.keys() == two.keys() and len(one) > 20
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
+    state = parameters(a, step)
+    assert len(state) > 20
+    assert_same(state, parameters(b, step))
 
 
 def assert_close(a, b, limit=1e-5):
@@ -71,7 +68,7 @@ def assert_close(a, b, limit=1e-5):
 
 
 def checkpoints(run_dir) -> list[int]:
-    return sorted(int(p.name[5:]) for p in (Path(run_dir) / "checkpoints").glob("step_*"))
+    return steps_in(Path(run_dir) / "checkpoints")
 
 
 def leftovers(run_dir) -> list[str]:
@@ -79,7 +76,7 @@ def leftovers(run_dir) -> list[str]:
 
 
 def status(run_dir) -> dict:
-    return json.loads((Path(run_dir) / "status.json").read_text())
+    return read_json(Path(run_dir) / "status.json")
 
 
 def resumed_at(text: str) -> int:
@@ -185,10 +182,7 @@ def test_sharded_weights_begin_another_run(whole, small_data, tmp_path):
     newest = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0]
     begun = [*fsdp, "--steps", 1, "--init_from", newest]
     start(small_data, tmp_path / "new", *begun, world=2).end(0)
-    before, after = (
-        [r["val_bpb"] for r in metrics(tmp_path / name) if "val_bpb" in r]
-        for name in ("run", "new")
-    )
+    before, after = (logged(tmp_path / name, "val_bpb") for name in ("run", "new"))
     assert after[0] == pytest.approx(before[-1], rel=1e-6) and before[-1] < before[0]
 
 
@@ -374,7 +368,7 @@ def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
     assert resumed_at(text) == 8 and "error: step 9: " in text
     start(small_data, run_dir, "--skip_nonfinite", 3, world=2, spoil=spoil).end(0)
-    assert [r["step"] for r in metrics(run_dir) if "skipped" in r] == [3, 6, 9]
+    assert [r["step"] for r in metrics(run_dir, "skipped")] == [3, 6, 9]
     assert sorted(losses(run_dir)) == [1, 2, 4, 5, 7, 8, 10, 11, 12]
     # NaN is no JSON; and the picture's mean would never recover from it
     assert "NaN" not in (run_dir / "metrics.jsonl").read_text()

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, environment, look, metrics, read_json
+from conftest import ROOT, environment, logged, look, metrics, read_json
 from faults import start
 from test_faults import assert_same_state
 
@@ -77,18 +77,14 @@ def spoiled(rank: int) -> list:
     return [("growth", 4), ("wait_for_saves",), ("poison", [7], rank, "gradients")]
 
 
-def scales(run_dir) -> list[float]:
-    return [r["scale"] for r in metrics(run_dir) if "scale" in r]
-
-
 @pytest.fixture(scope="module")
 def whole(small_data, trained_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("fp16") / "run"
     start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
     low = optim.FIRST_SCALE
     high = 2 * optim.FIRST_SCALE
-    assert scales(run_dir) == 4 * [low] + 3 * [high] + 4 * [low] + [high]
-    half, single = ([r["norm"] for r in metrics(d) if "norm" in r] for d in (run_dir, trained_run))
+    assert logged(run_dir, "scale") == 4 * [low] + 3 * [high] + 4 * [low] + [high]
+    half, single = (logged(folder, "norm") for folder in (run_dir, trained_run))
     assert half[:6] == pytest.approx(single[:6], rel=0.01)
     return run_dir
 
@@ -99,7 +95,7 @@ def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data
         spoil = [*spoiled(0), ("signal_at", step, signal.SIGKILL)]
         start(small_data, run_dir, *FP16, spoil=spoil).end(-signal.SIGKILL)
     assert "resumed at step 6" in start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
-    assert scales(run_dir) == scales(whole)
+    assert logged(run_dir, "scale") == logged(whole, "scale")
     assert_same_state(whole, run_dir, 12)
 
 
@@ -107,7 +103,7 @@ def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data
 def test_all_ranks_skip(world, parallel, whole, small_data, tmp_path):
     args = [*FP16, "--parallel", parallel]
     start(small_data, tmp_path / "run", *args, world=world, spoil=spoiled(1)).end(0)
-    assert scales(tmp_path / "run") == scales(whole)
+    assert logged(tmp_path / "run", "scale") == logged(whole, "scale")
     for one, several in zip(metrics(whole), metrics(tmp_path / "run"), strict=True):
         assert one.get("loss", 0) == pytest.approx(several.get("loss", 0), abs=2e-3)
 
@@ -116,7 +112,7 @@ def test_all_ranks_skip(world, parallel, whole, small_data, tmp_path):
 def test_an_overflow_at_scale_1_or_a_loss_of_nan_stops(what, step, small_data, tmp_path):
     spoil = [("poison", [*range(1, 21)], 0, what)]
     start(small_data, tmp_path / "run", *FP16, "--steps", 20, spoil=spoil).end(5)
-    assert len([r for r in metrics(tmp_path / "run") if "skipped" in r]) == step - 1
+    assert len(metrics(tmp_path / "run", "skipped")) == step - 1
 
 
 def test_a_run_in_fp16_is_scored_and_sampled_in_any_dtype(whole, capsys):

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import faults
 import pytest
 import torch
-from conftest import SMALL, losses, metrics, run, starts
+from conftest import SMALL, logged, losses, metrics, read_json, run, starts, train_here
 from data_helpers import prepare_tiny
+from test_checkpoint import rehash
 from test_counted import assert_same
 from test_faults import assert_same_state, checkpoints, status
 
@@ -28,18 +29,11 @@ from machinery import build, disk, log
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from model import GPT
-from optim import lr_at
 
 
 def fork(data, run_dir, *args, **kwargs) -> str:
     """Train in processes that need no start (see faults.py); what they print."""
     return faults.start(data, run_dir, *args, **kwargs).end(0)
-
-
-def here(data, run_dir, *args) -> int:
-    """Train in this process: the quickest."""
-    args = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
-    return train.main([str(a) for a in args])
 
 
 OFTEN = ("--eval_every", 4)  # as conftest's trained_run
@@ -54,7 +48,7 @@ def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
     out = done.stdout
     (line,) = re.findall(r"^step 12/12 .*$", out, re.M)
     said = dict(words.rsplit(" ", 1) for words in line.split(" | "))
-    step = [r for r in metrics(run_dir) if "loss" in r][-1]
+    step = metrics(run_dir, "loss")[-1]
     for name, key in (("loss", "loss"), ("bpb", "bpb"), ("lr", "lr"), ("|g|", "norm")):
         assert float(said[name]) == pytest.approx(step[key], abs=0.01)
     assert "tok/s" in line and "mfu" in line and "left" in line
@@ -68,7 +62,7 @@ def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
     assert [r["step"] for r in records if "loss" in r] == list(range(1, 13))
     assert records[-1]["tokens"] == 12 * 512 and records[-1]["val_rows"] == of
     assert losses(run_dir)[1] == pytest.approx(math.log(512), rel=0.02)
-    first, last = [r["val_bpb"] for r in records if "val_bpb" in r]
+    first, last = logged(run_dir, "val_bpb")
     assert last < first
 
 
@@ -81,7 +75,7 @@ def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
     manifest = Manifest.load(small_data)
     loader = RowLoader(manifest, order_of(manifest), 8)
     begins = [int((loader.next_batch()[0] == manifest.bos_id).sum()) for _ in range(12)]
-    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
+    steps = metrics(tmp_path / "run", "loss")
     assert [r["begins"] for r in steps] == begins and min(begins) >= 8
     for step, number in enumerate(begins, 1):
         assert re.search(rf"^step {step}/12 .* left \| begins {number}$", text, re.M)
@@ -93,11 +87,11 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
     for i in range(300):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"Note {i} of {i % 7}: the sky is {i}. " * 2)
     prepare_tiny(tmp_path / "data", "--source", f"files:{tmp_path / 'texts'}")
-    here(tmp_path / "data", tmp_path / "run", "--save_every", 1, "--keep", 12, "--steps", 4)
+    train_here(tmp_path / "data", tmp_path / "run", "--save_every", 1, "--keep", 12, "--steps", 4)
     manifest = Manifest.load(tmp_path / "data")
     special = 0
     size = torch.from_numpy(manifest.token_bytes())
-    of_steps = {r["step"]: r for r in metrics(tmp_path / "run") if "loss" in r}
+    of_steps = {r["step"]: r for r in metrics(tmp_path / "run", "loss")}
     for step in range(1, 4):
         checkpoint = str(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
         config = EvalConfig("", checkpoint, device="cpu", dtype="fp32")
@@ -140,10 +134,10 @@ def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", noting)
     stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --dtype fp16 --extras".split() + [""]
     other = "--optimizer adamw --lr 0.003 --schedule cosine --decay 0.8 --grad_clip 0.5".split()
-    here(small_data, tmp_path / "run", *other, *stock)
+    train_here(small_data, tmp_path / "run", *other, *stock)
     values = list(losses(tmp_path / "run").values())
     assert values[-1] < values[0] - 0.05
-    norms = [r["norm"] for r in metrics(tmp_path / "run") if "norm" in r]
+    norms = logged(tmp_path / "run", "norm")
     assert clipped == pytest.approx([min(norm, 0.5) for norm in norms], rel=1e-4)
     assert max(norms) > 0.6  # there was something to clip
 
@@ -158,20 +152,19 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, ca
         sources.append(f"{name}=files:{tmp_path / name}")
     prepare_tiny(folder, "--source", *sources)
     mixture = ("--mixture", "low=3", "high=1", "--decay_mixture", "high=1", "--decay", 0.5)
-    here(folder, tmp_path / "run", *mixture)
+    train_here(folder, tmp_path / "run", *mixture)
     manifest = Manifest.load(folder)
     rows = {name: manifest.rows("train", i) for i, name in enumerate(manifest.sources)}
-    last = [r["epochs"] for r in metrics(tmp_path / "run") if "epochs" in r][-1]
+    last = logged(tmp_path / "run", "epochs")[-1]
     drawn = {n: round(last[n] * rows[n]) for n in rows}  # of 12 steps x 8 rows, 6 steps in decay
     assert drawn == {"low": 36, "high": 12 + 48}
     said = re.search(r"([\d.]+) epochs of (\w+);", capsys.readouterr().out)
     assert last[said[2]] == max(last.values()) == pytest.approx(float(said[1]), abs=0.01)
     faults.start(folder, tmp_path / "two", *mixture, world=2).end(0)
-    one, two = (metrics(tmp_path / name) for name in ("run", "two"))
-    one, two = ([r["val_bpb_by_source"] for r in run if "val_bpb" in r][-1] for run in (one, two))
+    one, two = (logged(tmp_path / name, "val_bpb_by_source")[-1] for name in ("run", "two"))
     assert one == pytest.approx(two, rel=1e-4) and one["low"] > 1.05 * one["high"]
     with pytest.raises(UsageError, match="nosuch"):
-        here(folder, tmp_path / "other", "--mixture", "nosuch=1")
+        train_here(folder, tmp_path / "other", "--mixture", "nosuch=1")
 
 
 def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
@@ -192,7 +185,7 @@ def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
         return done
 
     monkeypatch.setattr(build, "compile_step", noting)
-    here(small_data, tmp_path, "--steps", 4)
+    train_here(small_data, tmp_path, "--steps", 4)
     ((before, after),) = seen
     assert len(before) > 20 and all(torch.equal(a, b) for a, b in zip(before, after))
 
@@ -204,7 +197,7 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     args = (*peak, "--micro_batch", 1, "--tokens_per_step", 1024, "--steps", 60)
     often = ["--eval_every", 30, "--eval_tokens", 8192]
     fork(small_data, tmp_path / "run", *args, *often, world=2)
-    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
+    steps = metrics(tmp_path / "run", "loss")
 
     def apart(begin: int, end: int) -> float:
         """Of the seconds that the meter counted from one step to another, and a clock's."""
@@ -221,7 +214,7 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     window = [r["step_s"] for r in steps[9:59]]  # the meter looks at the last 50 steps
     median = sorted(1024 / s for s in window)
     assert last["tokens_per_s"] == pytest.approx((median[24] + median[25]) / 2, rel=1e-6)
-    shape = json.loads((tmp_path / "run" / "config.json").read_text())
+    shape = read_json(tmp_path / "run" / "config.json")
     model = GPT(GPTConfig(**{k: shape[k] for k in GPTConfig.__dataclass_fields__}))
     for kind, each in (("full", model.flops_per_token()), ("causal", model.flops_per_token(True))):
         assert last[f"mfu_{kind}"] == pytest.approx(last["tokens_per_s"] * each / (2 * 0.01e12))
@@ -263,19 +256,19 @@ def test_weights_of_another_model_are_refused(trained_run, small_data, tmp_path,
     weights = ("--init_from", trained_run / "checkpoints" / "step_00000012")
     for name, value in (("nope_every", 2), ("logit_softcap", 5.0)):
         with pytest.raises(UsageError, match=f"step_00000012 .*{name} .* {value} "):
-            here(small_data, tmp_path / name, *weights, f"--{name}", value)
+            train_here(small_data, tmp_path / name, *weights, f"--{name}", value)
     source = ("--source", f"files:{small_data.parent / 'texts'}")
     prepare_tiny(tmp_path / "other", *source)
     short = ("--row_len", 33, "--tokenizer", small_data / "tokenizer.json")
     prepare_tiny(tmp_path / "short", *source, *short)
     with pytest.raises(UsageError, match="tokenizer_sha256"):
-        here(tmp_path / "other", tmp_path / "a", *weights)
-    here(tmp_path / "short", tmp_path / "b", *weights)
+        train_here(tmp_path / "other", tmp_path / "a", *weights)
+    train_here(tmp_path / "short", tmp_path / "b", *weights)
     assert "(seq_len is 64 there and 32 here)" in capsys.readouterr().out
-    here(small_data, tmp_path / "c", *weights, "--rope_theta", 500_000.0, "--steps", 1)
+    train_here(small_data, tmp_path / "c", *weights, "--rope_theta", 500_000.0, "--steps", 1)
     assert "(rope_theta is 100000.0 there and 500000.0 here)" in capsys.readouterr().out
-    first = [r["val_loss"] for r in metrics(tmp_path / "b") if "val_loss" in r][0]
-    trained = [r["val_loss"] for r in metrics(trained_run) if "val_loss" in r]
+    first = logged(tmp_path / "b", "val_loss")[0]
+    trained = logged(trained_run, "val_loss")
     assert first < (trained[0] + trained[-1]) / 2  # of shorter rows: as good as trained, about
 
 
@@ -283,28 +276,28 @@ def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
     """From the checkpoint that every run keeps where its learning rate begins to fall."""
     options = ("--weight_decay", 0.1, "--no_compile")
     planned, short, longer = (tmp_path / name for name in ("planned", "short", "longer"))
-    here(small_data, planned, *options, "--steps", 24)
-    here(small_data, short, *options, "--save_every", 3)
+    train_here(small_data, planned, *options, "--steps", 24)
+    train_here(small_data, short, *options, "--save_every", 3)
     assert checkpoints(short) == [4, 9, 12]  # 65% of 12 steps decay
     with pytest.raises(UsageError, match="steps .*12 .*24 "):
-        here(small_data, short, *options, "--steps", 24)
+        train_here(small_data, short, *options, "--steps", 24)
     with pytest.raises(UsageError, match="step[_ ]0*4 "):
         last = short / "checkpoints" / "step_00000012"
-        here(small_data, longer, *options, "--steps", 24, "--resume", last)
+        train_here(small_data, longer, *options, "--steps", 24, "--resume", last)
 
     stable = short / "checkpoints" / "step_00000004"
-    here(small_data, longer, *options, "--steps", 24, "--resume", stable)
+    train_here(small_data, longer, *options, "--steps", 24, "--resume", stable)
     wanted = {s: loss for s, loss in losses(planned).items() if s > 4}
     assert losses(longer) == wanted and len(metrics(longer)) > len(wanted)
     written = metrics(longer)
-    here(small_data, longer, *options, "--steps", 24, "--resume", stable)
+    train_here(small_data, longer, *options, "--steps", 24, "--resume", stable)
     assert metrics(longer) == written  # not begun again: it is finished
     assert_same_state(planned, longer, 24)
     # A run that was stopped in time becomes longer in its own folder.
     shutil.rmtree(longer)
     shutil.rmtree(short / "checkpoints" / "step_00000009")
     shutil.rmtree(short / "checkpoints" / "step_00000012")
-    here(small_data, short, *options, "--steps", 24)
+    train_here(small_data, short, *options, "--steps", 24)
     assert_same_state(planned, short, 24)
 
 
@@ -312,7 +305,7 @@ def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch
     """By the clock alone no checkpoint would fall on it."""
     bpb = iter([4.0, 3.0, 2.9, 2.8, 2.0, 2.5, 2.6, 0.1])  # the last: of other rows, all of them
     monkeypatch.setattr(train, "score_text", lambda *args, **options: (1.0, next(bpb), {}))
-    here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
+    train_here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
     assert (tmp_path / "checkpoints" / "best").read_text() == "step_00000008"
     assert checkpoints(tmp_path) == [4, 8, 9, 12]  # at 4 the decay begins
 
@@ -320,10 +313,10 @@ def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch
 def test_another_configuration_in_the_same_folder_is_refused(own_run, small_data):
     for option, value in (("lr_scale", 3.0), ("steps", 20)):
         with pytest.raises(UsageError, match=f"{option} .* {value} "):
-            here(small_data, own_run, f"--{option}", value)
+            train_here(small_data, own_run, f"--{option}", value)
     older = own_run / "checkpoints" / "step_00000008"  # refused only once the model is built
     with pytest.raises(UsageError, match="step_00000008"):
-        here(small_data, own_run, "--resume", older)
+        train_here(small_data, own_run, "--resume", older)
     assert log.is_done(own_run)  # a mistaken command does not make it a failed run
 
 
@@ -341,7 +334,7 @@ def test_weights_to_begin_with_are_read_and_hashed_once(
     monkeypatch.setattr(disk, "sha256_of", noting)
     for where in (trained_run, newest):
         hashed.clear()
-        here(small_data, tmp_path / where.name, "--init_from", where, "--steps", 1)
+        train_here(small_data, tmp_path / where.name, "--init_from", where, "--steps", 1)
         weights = [path for path in hashed if newest in path.parents and path.parent != newest]
         assert sorted(weights) == sorted(newest.glob("dcp/*"))
 
@@ -352,12 +345,10 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     with open(own_run / "metrics.jsonl", "a") as file:
         file.write('{"step": 17')
     file = own_run / "checkpoints" / "step_00000008" / "trainer.json"
-    assert json.loads(file.read_text())["best_bpb"] > 1
-    record = json.loads(file.read_text()) | {"dtype": "torch.float16"}  # on another card
-    disk.write_json(file, record)
-    tree = disk.read_json(file.with_name("MANIFEST.json"))
-    tree["files"]["trainer.json"] = disk.sha256_of(file)
-    disk.write_json(file.with_name("MANIFEST.json"), tree)
+    record = read_json(file)
+    assert record["best_bpb"] > 1
+    record["dtype"] = "torch.float16"  # on another card
+    rehash(file.parent, **{"trainer.json": json.dumps(record).encode()})
     resume = session.resume
     best = []
 
@@ -367,7 +358,7 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
         return plan
 
     monkeypatch.setattr(session, "resume", noting)
-    here(small_data, own_run, "--eval_tokens", 64, "--init_from", file.parent)
+    train_here(small_data, own_run, "--eval_tokens", 64, "--init_from", file.parent)
     assert best == [math.inf]
     out = capsys.readouterr().out
     assert f"{file.parent} is not read" in out
@@ -392,10 +383,3 @@ def test_a_disk_that_is_full_for_the_status_does_not_hide_the_error():
     with pytest.raises(KeyError):
         with log.Log(Path("/dev/full"), is_first=True).outcome(SimpleNamespace(step=3)):
             raise KeyError
-
-
-def test_the_rate_of_each_step_is_that_of_the_schedule(trained_run):
-    c = json.loads((trained_run / "config.json").read_text())
-    how = c["schedule"], c["warmup"], c["decay"], c["final_lr"]
-    rates = [r["lr"] for r in metrics(trained_run) if "loss" in r]
-    assert rates == [lr_at(step, 12, *how) for step in range(12)] and len({*rates}) > 6
