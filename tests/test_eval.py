@@ -1,61 +1,52 @@
 """eval.py on a small trained model: which model a word means, the trainer's own figure again, and
 what an export, a copy or a damaged checkpoint is worth."""
 
-import json
 import re
 import shutil
 
 import pytest
-from conftest import look, metrics, run
+from conftest import CPU, look, metrics, read_lines, run, write_lines
+from test_trained import forge
 
 import eval as evaluate
 import export
 from config import UsageError
-from machinery import checkpoint, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError
 
-CPU = ("--device", "cpu", "--dtype", "fp32")
-
-
-@pytest.fixture(scope="module")
-def trained(trained_run, tmp_path_factory):
-    """A copy of the run, to which eval.py may append."""
-    return shutil.copytree(trained_run, tmp_path_factory.mktemp("eval") / "run")
-
 
 def records(run_dir) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "eval.jsonl").read_text().splitlines()]
+    return read_lines(run_dir / "eval.jsonl")
 
 
-def test_loss_is_what_the_trainer_measured(trained, capsys):
-    out = look(capsys, "loss", trained, *CPU, "--batch", 3)
+def test_loss_is_what_the_trainer_measured(own_run, capsys):
+    out = look(capsys, "loss", own_run, *CPU, "--batch", 3)
     bpb = float(re.search(r"([\d.]+) bits per byte", out)[1])
-    record = records(trained)[-1]
+    record = records(own_run)[-1]
     assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4) and record["step"] == 12
-    (whole,) = (r for r in metrics(trained) if "full_val_bpb" in r)  # in fp32 too
+    (whole,) = metrics(own_run, "full_val_bpb")  # in fp32 too
     assert whole["full_val_bpb"] == pytest.approx(record["val_bpb"], rel=1e-5)
     assert whole["val_rows"] == record["rows"]
-    look(capsys, "loss", trained, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
-    other = records(trained)[-1]
+    look(capsys, "loss", own_run, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
+    other = records(own_run)[-1]
     assert other["rows"] == 20 and other["val_bpb"] != record["val_bpb"]
     assert other["val_bpb"] == pytest.approx(bpb, rel=0.1)
 
 
-def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys, monkeypatch):
-    (path,) = (trained / "checkpoints").glob("step_00000012")
+def test_a_run_a_checkpoint_and_the_options_name_the_same_model(own_run, capsys, monkeypatch):
+    (path,) = (own_run / "checkpoints").glob("step_00000012")
     args = (*CPU, "--prompt", "def", "--max_new_tokens", 8)
-    monkeypatch.chdir(trained.parent)
+    monkeypatch.chdir(own_run.parent)
     outs = [
         look(capsys, "sample", *model, *args)
-        for model in ([trained], [path], ["--run_dir", trained], ["--checkpoint", path])
+        for model in ([own_run], [path], ["--run_dir", own_run], ["--checkpoint", path])
     ]
-    assert len({out.replace(str(trained), "") for out in outs}) == 1
+    assert len({out.replace(str(own_run), "") for out in outs}) == 1
     monkeypatch.setattr(models, "PRESETS", {"fox": None})
     monkeypatch.setattr(models, "find_preset", models.PRESETS.__contains__)
-    (trained.parent / "runs").mkdir()
-    (trained.parent / "runs" / "fox").symlink_to(trained)
-    assert outs[0].replace(str(trained), "runs/fox") == look(capsys, "sample", "fox", *args)
+    (own_run.parent / "runs").mkdir()
+    (own_run.parent / "runs" / "fox").symlink_to(own_run)
+    assert outs[0].replace(str(own_run), "runs/fox") == look(capsys, "sample", "fox", *args)
     with pytest.raises(UsageError, match=r"'fix' .*\bfox\b"):
         evaluate.main(["sample", "fix"])
     with pytest.raises(UsageError, match="step_00000013"):
@@ -64,21 +55,19 @@ def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys,
 
 @pytest.fixture
 def exam(tmp_path):
-    row = json.dumps(dict(query="def f", choices=["(x):", "qqq"], gold=0))
-    (tmp_path / "exam.jsonl").write_text(9 * f"{row}\n")
+    write_lines(tmp_path / "exam.jsonl", 9 * [dict(query="def f", choices=["(x):", "qqq"], gold=0)])
     return tmp_path / "exam.jsonl"
 
 
-def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, monkeypatch, exam):
-    (path,) = (trained / "checkpoints").glob("step_00000012")
-    assert models.run_of(tmp_path / "mirror" / trained.name / path.name).name == trained.name
+def test_a_record_goes_to_the_run_of_the_checkpoint(own_run, capsys, tmp_path, monkeypatch, exam):
+    (path,) = (own_run / "checkpoints").glob("step_00000012")
+    assert models.run_of(tmp_path / "mirror" / own_run.name / path.name).name == own_run.name
     monkeypatch.chdir(path.parent)
-    before = len(records(trained)) if (trained / "eval.jsonl").exists() else 0
     look(capsys, "loss", path.name, *CPU, "--rows", 8)
     look(capsys, "choice", path, "--device", "cpu", "--limit", 8, "--task", exam)
-    found = records(trained)[before:]
+    found = records(own_run)
     assert [r.get("norm") for r in found] == [None, "sum", "per character"]
-    assert found[0]["run_dir"] == str(trained) and not (path / "eval.jsonl").exists()
+    assert found[0]["run_dir"] == str(own_run) and not (path / "eval.jsonl").exists()
     assert found[1]["n"] == 8 and found[1]["chance"] == 0.5 and found[1]["dtype"] == "fp32"
 
     copy = shutil.copytree(path, tmp_path / "copy")  # where no line can be written
@@ -95,23 +84,10 @@ NEED_NO_DATA = {
 }
 
 
-def edit(checkpoint, old: str, new: str) -> None:
-    """Replace text in its trainer.json, as if it had been published so."""
-    path = checkpoint / "trainer.json"
-    file = checkpoint / "MANIFEST.json"
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-    manifest = json.loads(file.read_text())
-    manifest["files"]["trainer.json"] = disk.sha256_of(path)
-    file.write_text(json.dumps(manifest))
-
-
 @pytest.fixture
-def alone(own_run, small_data, tmp_path):
+def alone(own_run, tmp_path):
     """The run on a machine without its data: the folder that its checkpoints name is not there."""
-    for path in own_run.glob("checkpoints/step_*"):
-        edit(path, str(small_data), str(tmp_path / "gone"))
+    forge(own_run, lambda tree: tree.update(data_dir=str(tmp_path / "gone")))
     return own_run
 
 
@@ -124,7 +100,7 @@ def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, exam, c
     assert look(capsys, words[0], next(alone.glob("checkpoints/step_*")), *words[2:])
 
 
-def test_a_tokenizer_of_another_model_is_named_and_not_used(trained, alone, small_data, capsys):
+def test_a_tokenizer_of_another_model_is_named_and_not_used(alone, trained_run, small_data, capsys):
     file = alone / "tokenizer.json"
     file.write_text(file.read_text() + " ")
     args = ("sample", alone, *CPU, "--prompt", "def", "--max_new_tokens", 4)
@@ -133,45 +109,42 @@ def test_a_tokenizer_of_another_model_is_named_and_not_used(trained, alone, smal
     assert f"warning: {file} is not used: it is not the tok" in capsys.readouterr().out
     out = look(capsys, *args, "--data_dir", small_data)
     assert f"warning: {file} is not used" in out
-    honest = look(capsys, "sample", trained, *args[2:])
+    honest = look(capsys, "sample", trained_run, *args[2:])
     assert out.partition("---")[2] == honest.partition("---")[2]
 
 
-def test_an_exported_folder_is_a_model_too(trained, small_data, capsys, tmp_path):
+def test_an_exported_folder_is_a_model_too(own_run, small_data, capsys, tmp_path):
     pytest.importorskip("transformers")
     folder = tmp_path / "folder"
-    assert export.main(["--run_dir", str(trained), "--out", str(folder)]) == 0
+    assert export.main(["--run_dir", str(own_run), "--out", str(folder)]) == 0
     args = (*CPU, "--prompt", "def", "import", "--max_new_tokens", 12)
-    texts = [look(capsys, "sample", m, *args).partition("---")[2] for m in (folder, trained)]
+    texts = [look(capsys, "sample", m, *args).partition("---")[2] for m in (folder, own_run)]
     assert texts[0] == texts[1]
     args = (*CPU, "--rows", 8, "--data_dir", small_data)
-    outs = [look(capsys, "loss", m, *args) for m in (folder, trained)]
+    outs = [look(capsys, "loss", m, *args) for m in (folder, own_run)]
     assert len({re.search(r"[\d.]+ bits", out)[0] for out in outs}) == 1
 
 
-def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path, exam):
-    data = shutil.copytree(small_data, tmp_path / "data")
-    (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
-    run_dir = shutil.copytree(trained, tmp_path / "run")
-    (run_dir / "tokenizer.json").unlink()  # else it is the run's own that is used
+def test_a_tokenizer_that_has_changed_is_not_used(own_run, own_data, exam):
+    file = own_data / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    (own_run / "tokenizer.json").unlink()  # else it is the run's own that is used
     asked = ["choice", "--task", str(exam)]
     for name, *more in (["loss"], ["sample", "--prompt", "a"], asked):
         with pytest.raises(DataError, match="tokenizer.json"):
-            evaluate.main([name, str(run_dir), "--data_dir", str(data), *more])
+            evaluate.main([name, str(own_run), "--data_dir", str(own_data), *more])
 
 
-def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
-    newest = checkpoint.checkpoints(trained / "checkpoints")[0]
-    copy = shutil.copytree(newest, tmp_path / newest.name)
-    edit(copy, '"n_layer": 2', '"n_layer": 2, "window": 8')
+def test_a_checkpoint_of_another_model_py_is_named(own_run):
+    newest = forge(own_run, lambda tree: tree["model"].update(window=8))
     with pytest.raises(CheckpointError, match=r"\bwindow\b"):
-        evaluate.main(["loss", str(copy)])
+        evaluate.main(["loss", str(newest)])
 
 
 @pytest.mark.slow
-def test_without_a_network_an_exam_is_one_sentence(trained, tmp_path):
+def test_without_a_network_an_exam_is_one_sentence(trained_run, tmp_path):
     pytest.importorskip("lm_eval")
-    args = ("choice", trained, "--task", "arc_easy")
+    args = ("choice", trained_run, "--task", "arc_easy")
     done = run("eval.py", *args, HF_HOME=str(tmp_path / "hf"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert re.search("^error: arc_easy ", done.stderr, re.MULTILINE)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import code_texts, metrics, printed, read_json, run_code, write_json
+from conftest import CPU, code_texts, logged, printed, read_json, run_code, write_json
 from damages import DAMAGES
 from data_helpers import prepare_tiny
 from safetensors.torch import load_file, save_file
@@ -438,7 +438,6 @@ TRAIN = (
     "tiny --steps 4 --tokens_per_step 512 --no_compile --device cpu --dtype fp32 --warmup 2 "
     "--eval_tokens 1024 --log_every 1 --peak_tflops 1 --optimizer adamw --lr 1e-4"
 ).split()
-CPU = "--device cpu --dtype fp32".split()
 
 
 def quietly(main, *argv) -> str:
@@ -446,10 +445,6 @@ def quietly(main, *argv) -> str:
     with contextlib.redirect_stdout(out):
         assert main([str(word) for word in argv]) == 0
     return out.getvalue()
-
-
-def validations(run_dir: Path) -> list[float]:
-    return [r["val_loss"] for r in metrics(run_dir) if "val_loss" in r]
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +479,7 @@ def test_training_begins_where_transformers_stands(begun):
         counts = targets != data.IGNORED
         nats = torch.nn.functional.cross_entropy(logits[counts], targets[counts], reduction="none")
         losses += nats.tolist()
-    first, *_, last = validations(folder / "run")
+    first, *_, last = logged(folder / "run", "val_loss")
     assert first == pytest.approx(sum(losses) / len(losses), abs=1e-4)
     assert 0 < last < first
     words = [folder / "model", *CPU, "--data_dir", folder / "data", "--rows", 16]
@@ -506,8 +501,8 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     begin = [word for word in begin if word not in ("--lr", "1e-4")]
     said = quietly(train.main, *begin, "--run_dir", here / "again", "--init_from", out)
     assert "an export of this program" in said
-    ends = validations(here / "run")[-1]
-    begins = validations(here / "again")[0]
+    ends = logged(here / "run", "val_loss")[-1]
+    begins = logged(here / "again", "val_loss")[0]
     assert begins == pytest.approx(ends, abs=1e-5)
 
 
@@ -543,7 +538,7 @@ def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
     folder, _ = begun
     where = ["--data_dir", folder / "data", "--run_dir", tmp_path / "run", "--parallel", parallel]
     printed("train.py", *TRAIN, *where, "--init_from", folder / "model", nproc=2, timeout=500)
-    one, two = (validations(path / "run") for path in (folder, tmp_path))
+    one, two = (logged(path / "run", "val_loss") for path in (folder, tmp_path))
     assert two == pytest.approx(one, rel=1e-5)
 
 

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from conftest import look, read_lines, write_json, write_lines
+from conftest import CPU, look, read_lines, write_json, write_lines
 
 import data
 from instruments.exams import loss
@@ -17,8 +17,6 @@ from instruments.exams.loss import CLASSES
 from instruments.pages import multiplier, report
 from instruments.pages.records import RunFolder
 from machinery.errors import NonFiniteError
-
-CPU = "--device cpu --dtype fp32".split()
 
 
 def test_the_class_of_a_target_by_a_search_backwards():

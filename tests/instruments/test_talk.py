@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from chat_helpers import random_model
-from conftest import ROOT, command, environment, look
+from conftest import CPU, ROOT, command, environment, look
 
 import eval as evaluate
 from config import PRESETS, Preset, UsageError
@@ -124,9 +124,6 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeyp
     assert [question for question, _ in talk.exchanges] == ["cat", "mat"]
     assert len(talk.exchanges[0][1]) <= 3 < len(talk.exchanges[1][1])
     assert next(lines) == "never"
-
-
-CPU = ("--device", "cpu", "--dtype", "fp32")
 
 
 def test_samples_are_seeded_text(trained_run, capsys):

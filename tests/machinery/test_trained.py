@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from conftest import CPU, read_json
 from test_checkpoint import rehash
 
 import eval as evaluate
@@ -20,13 +21,11 @@ from machinery.errors import CheckpointError, DataError, NonFiniteError
 from machinery.trained import EvalConfig
 from stores import stage
 
-CPU = ["--device", "cpu", "--dtype", "fp32"]
-
 
 def forge(run: Path, change) -> Path:
     """change(the tree of trainer.json) in each checkpoint; returns the newest."""
     for path in checkpoint.checkpoints(run / "checkpoints"):
-        tree = json.loads((path / "trainer.json").read_text())
+        tree = read_json(path / "trainer.json")
         change(tree)
         rehash(path, **{"trainer.json": json.dumps(tree).encode()})
     return checkpoint.checkpoints(run / "checkpoints")[0]
