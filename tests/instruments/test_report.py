@@ -2,7 +2,6 @@
 folders with known figures, and at the end of a real run."""
 
 import html
-import json
 import math
 import re
 from html.parser import HTMLParser
@@ -11,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import ROOT, SMALL, metrics
-from data_helpers import prepare_tiny
+from conftest import CPU, ROOT, logged, train_here, write_json, write_lines
+from data_helpers import fingerprint, prepare_tiny
 
 import eval
-import train
 from config import PRESETS, UsageError
 from instruments.pages import curves, report
 from instruments.pages.records import thinned
@@ -46,10 +44,10 @@ def make_run(folder, records, state=None, starts=(), **config):
     for begun in starts:
         later = (i for i, r in enumerate(lines) if r.get("time", 0) >= begun["time"])
         lines.insert(next(later, len(lines)), {"start": begun})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
-    (folder / "config.json").write_text(json.dumps(dict(steps=10, seed=0, extras=[]) | config))
+    write_lines(folder / "metrics.jsonl", lines)
+    write_json(folder / "config.json", dict(steps=10, seed=0, extras=[]) | config)
     if state:
-        (folder / "status.json").write_text(json.dumps(state))
+        write_json(folder / "status.json", state)
     return folder
 
 
@@ -118,7 +116,7 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     begun = [start(90.0, world_size=4)]
     folder = make_run(tmp_path / "a", [*ten_steps(), whole], state, begun, **config)
     sample = dict(step=10, tokens=10_000, prompt="<i>", text="if a < b:\n    return")
-    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    write_lines(folder / "samples.jsonl", [sample])
     page = page_of(folder)
     rows = page.rows
     assert "<b>2.1000</b> bits per byte</p> <p>on all 348 held-out rows" in page.head
@@ -207,8 +205,8 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     watched = [r | seen if "loss" in r else r for r in ten_steps()]
     by_source = validation(10, 1.9, val_bpb_by_source={EVIL: 1.0, "b": 2.0}, epochs={EVIL: 1.0})
     folder = make_run(tmp_path / "<b>&'$x_1$", [START, *watched, by_source], **{EVIL: EVIL})
-    samples = every_field(dict(step=4, tokens=1, prompt="def", text="x"))
-    (folder / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in samples))
+    sample = dict(step=4, tokens=1, prompt="def", text="x")
+    write_lines(folder / "samples.jsonl", every_field(sample))
     page = page_of(folder)  # with all its pictures
     assert set(page.tags) <= ALLOWED and page.tags.count("svg") == 6
     report.compared([str(folder), str(folder)])
@@ -217,7 +215,7 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "draw_run", lambda run: [])
     for name, record in FILES.items():
         for odd in every_field(record):
-            (folder / name).write_text(json.dumps(odd))
+            write_json(folder / name, odd)
             assert set(page_of(folder).tags) <= ALLOWED
 
 
@@ -232,7 +230,7 @@ def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser,
     """Of hostile text; and were a part of it not escaped, the policy would stop it."""
     folder = make_run(tmp_path / "a", [START, *ten_steps()], {"state": EVIL}, extras=[EVIL])
     sample = dict(step=10, tokens=10_000, prompt=EVIL, text=EVIL * 50)
-    (folder / "samples.jsonl").write_text(json.dumps(sample))
+    write_lines(folder / "samples.jsonl", [sample])
     path = report.write(folder)
     with opened(browser, path, width, scheme) as page:
         assert page.title() == "Run a"
@@ -436,16 +434,14 @@ def two_sources(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def trained(two_sources, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("report") / "run"
-    args = ["--data_dir", str(two_sources), "--run_dir", str(run_dir), "--save_every", "6"]
-    assert train.main(["tiny", *SMALL, *args]) == 0
+    assert train_here(two_sources, run_dir, "--save_every", 6) == 0
     return run_dir
 
 
 def test_a_finished_run_writes_its_page(trained, two_sources):
     page = Page((trained / "report.html").read_text())
     rows = page.rows
-    manifest = json.loads((two_sources / "manifest.json").read_text())
-    assert "in 12 steps" in page.head and rows["data_fingerprint"] == manifest["fingerprint"]
+    assert "in 12 steps" in page.head and rows["data_fingerprint"] == fingerprint(two_sources)
     assert "fingerprint" not in page.page.rpartition("<details>")[2]
     assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
@@ -453,14 +449,13 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     assert all(parse(line.encode(), METRICS, "a line") for line in lines)
     assert page.starts[0]["steps"] == "0 to 12"
     assert str(two_sources) in page.starts[0]["command"]
-    *_, last = (r["val_bpb_by_source"] for r in metrics(trained) if "val_bpb" in r)
-    whole = next(r for r in metrics(trained) if "full_val_bpb" in r)["full_val_bpb_by_source"]
+    last = logged(trained, "val_bpb_by_source")[-1]
+    (whole,) = logged(trained, "full_val_bpb_by_source")
     for name in ("machinery", "docs"):
         scored = f"{last[name]:.4f} bits per byte at step 12, {whole[name]:.4f} on all"
         assert scored in rows[f"source {name}"]
     for step, tolerance in (("12", 1e-5), ("step_00000006", 1)):
-        words = ["--checkpoint", step, "--device", "cpu", "--dtype", "fp32"]
-        assert eval.main(["loss", str(trained), *words]) == 0
+        assert eval.main(["loss", str(trained), "--checkpoint", step, *CPU]) == 0
         found = read_lines(trained / "eval.jsonl", dict)[-1]  # of all held-out rows
         assert found["val_bpb_by_source"] == pytest.approx(whole, rel=tolerance)
         assert f"{found['step']:02}" == step[-2:]
