@@ -12,13 +12,12 @@ from unittest import mock
 import pytest
 import torch
 from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import SMALL
+from conftest import train_here
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import data
 import eval as evaluate
-import train
 from bits_per_byte import score_text
 from config import GPTConfig, UsageError
 from instruments.pages import look
@@ -235,8 +234,7 @@ def trained(small_data, tmp_path_factory):
     """A run with grouped queries."""
     run_dir = tmp_path_factory.mktemp("look") / "run"
     shape = "--n_layer 3 --n_head 4 --n_kv_head 2 --steps 25 --eval_every 0".split()
-    args = ["--data_dir", str(small_data), "--run_dir", str(run_dir), "--peak_tflops", "1"]
-    assert train.main(["tiny", *SMALL, *shape, *args]) == 0
+    assert train_here(small_data, run_dir, *shape) == 0
     return run_dir
 
 
