@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SMALL, losses, metrics, parameters, run
+from conftest import SMALL, losses, metrics, run, train_here
+from test_faults import assert_same_state
 
 import flops
 import train
@@ -23,12 +24,11 @@ from machinery.formats import Watch, read_lines
 from machinery.log import Log
 from machinery.shards import Manifest
 
-ARGS = [*SMALL, *"--save_every 4 --keep 9 --eval_every 4".split()]  # as conftest's trained_run
+OFTEN = "--save_every 4 --keep 9 --eval_every 4".split()  # as conftest's trained_run
 
 
 def begin(small_data, run_dir, *more) -> int:
-    where = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
-    return train.main(["tiny", *ARGS, *where, *more])
+    return train_here(small_data, run_dir, *OFTEN, *more)
 
 
 def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatch, capsys):
@@ -55,7 +55,7 @@ def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatc
     later = partial(flops.Meter, clock=lambda: clock() + 1000 * len(pages))
     monkeypatch.setattr(flops, "Meter", later)
     assert begin(small_data, tmp_path / "run") == 0
-    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
+    steps = metrics(tmp_path / "run", "loss")
     assert max(r["step_s"] for r in steps) < 1000 <= steps[0]["report_s"]
     assert steps[-1]["report_s"] >= 3000
     for page, step in zip(pages, (0, 4, 8, 12), strict=True):
@@ -86,8 +86,7 @@ def test_it_changes_no_bit(trained_run, small_data, tmp_path, monkeypatch):
     assert not (tmp_path / "blind" / "samples.jsonl").exists()
     for other in ("dice", "blind"):
         assert losses(tmp_path / other) == losses(trained_run)
-        ours, theirs = (parameters(path, 12) for path in (trained_run, tmp_path / other))
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert_same_state(tmp_path / other, trained_run, 12)
 
 
 @pytest.mark.parametrize("part", ["continuations", "write"])
@@ -108,7 +107,7 @@ def test_a_resumed_run_keeps_the_samples_that_still_hold(own_run, small_data):
 @pytest.mark.slow
 def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
     where = ["--data_dir", small_data, "--run_dir", tmp_path / "run", "--parallel", "fsdp"]
-    result = run("train.py", "tiny", *ARGS, *where, nproc=2)
+    result = run("train.py", "tiny", *SMALL, *OFTEN, *where, nproc=2)
     assert result.returncode == 0, result.stderr
     assert "step 4 | no samples of sharded weights while it trains" in result.stdout
     assert " tokens in 12 steps" in (tmp_path / "run" / "report.html").read_text()
@@ -167,6 +166,6 @@ def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_pat
     monkeypatch.setattr(Log, "write", log)
     more = "--steps 14 --save_every 0 --eval_every 0".split()  # saved before the decay begins
     assert begin(small_data, tmp_path / "run", *more) == 0
-    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
+    steps = metrics(tmp_path / "run", "loss")
     saving = [r["step"] for r in steps if r["watch"]["saving"]]
     assert 1 < saving[0] < 12 and {*range(saving[0], 13)} <= {*saving}
