@@ -1,7 +1,6 @@
 """instruments/exams/tournament.py and judge.py: who plays, who decides, and the arithmetic."""
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,25 +91,19 @@ def test_a_judge_is_doubted_for_the_loop_and_the_human():
     assert "loop in place 1 of 5" in tied[0]
 
 
-def test_a_judge_is_doubted_for_its_kin(trained):
+def test_a_judge_is_doubted_for_its_kin(own_run):
     """Likelihood favours text like its own: later steps of its run look better whatever they
     write. A judge of another seed lifts the doubt."""
-    path = trained / "checkpoints" / "step_00000012"
+    path = own_run / "checkpoints" / "step_00000012"
     own = Trained(EvalConfig(), path, checkpoint.read_trainer(path))
     seed = dict(identity=own.origin.identity | dict(seed=5))
     other = replace(own, origin=replace(own.origin, **seed))
     assert len(tournament.kinship(own, [other, replace(own)])) == 1
     assert tournament.kinship(other, [own]) == []
-    assert any("own run" in why for why in hold(trained)["doubts"])
+    assert any("own run" in why for why in hold(own_run)["doubts"])
 
 
 OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 12".split()
-
-
-@pytest.fixture(scope="module")
-def trained(trained_run, tmp_path_factory) -> Path:
-    """A copy with the checkpoints of steps 4, 8 and 12, for tournament.json."""
-    return shutil.copytree(trained_run, tmp_path_factory.mktemp("tournament") / "run")
 
 
 def hold(run_dir: Path, *more) -> dict:
@@ -125,11 +118,11 @@ def players(report: dict) -> set[str]:
     return {Path(row["name"]).name for row in report["players"]}
 
 
-def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, capsys):
-    report = hold(trained)
+def test_the_judge_does_not_play_and_the_controls_always_do(own_run, tmp_path, capsys):
+    report = hold(own_run)
     said = capsys.readouterr().out
     assert players(report) == {"step_00000004", "step_00000008", "human text", "loop"}
-    assert report["judge"] == str(trained / "checkpoints" / "step_00000012")
+    assert report["judge"] == str(own_run / "checkpoints" / "step_00000012")
     for row in report["players"]:
         assert re.search(rf"^{row['name']} +\d+ +\d+ \.\. \d+$", said, re.M), said
 
@@ -138,32 +131,32 @@ def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, c
     for prompt, loop in zip(report["prompts"], completions["loop"]):
         assert loop == (prompt[-24:] * 64)[:64]
 
-    first, _, newest = sorted((trained / "checkpoints").glob("step_*"))
-    report = hold(tmp_path, "--judge", trained, "--players", newest, first)
+    first, _, newest = sorted((own_run / "checkpoints").glob("step_*"))
+    report = hold(tmp_path, "--judge", own_run, "--players", newest, first)
     assert players(report) == {"step_00000004", "human text", "loop"}
 
 
-def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_data):
-    first, same, other = (hold(trained, "--seed", seed) for seed in (0, 0, 1))
+def test_the_same_seed_is_the_same_tournament_on_held_out_text(own_run, small_data):
+    first, same, other = (hold(own_run, "--seed", seed) for seed in (0, 0, 1))
     assert first == same and first["prompts"] != other["prompts"]
     manifest = Manifest.load(small_data)
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     rows = [manifest.row("val", 0, i) for i in range(manifest.rows("val"))]
     held_out = [tokenizer.decode(i for i in row if i != manifest.bos_id) for row in rows]
-    many = hold(trained, "--n_prompts", 100)
+    many = hold(own_run, "--n_prompts", 100)
     rests = many["completions"]["human text"]
     assert any(rest.startswith(" ") for rest in rests), "a space before a word is the word's"
     for prompt, rest in zip(many["prompts"], rests):
         assert any(prompt + rest in text for text in held_out)
 
 
-def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkeypatch):
+def test_who_cannot_read_the_texts_is_told_before_anybody_writes(own_run, monkeypatch):
     """A judge with shorter rows than the players, with another tokenizer, or tuned."""
-    first, newest = (trained / "checkpoints" / f"step_{n:08d}" for n in (4, 12))
+    first, newest = (own_run / "checkpoints" / f"step_{n:08d}" for n in (4, 12))
     good = checkpoint.read_trainer(newest)
     shown = {first: good}
     monkeypatch.setattr(tournament.checkpoint, "read_trainer", lambda path: shown[path])
-    options = dict(run_dir=str(trained), players=(str(first),), prompt_tokens=30, max_new_tokens=16)
+    options = dict(run_dir=str(own_run), players=(str(first),), prompt_tokens=30, max_new_tokens=16)
     for part, change, words in (
         ("model", replace(good.model, seq_len=40), "40"),
         ("identity", good.identity | dict(tokenizer_sha256="0"), "tokenizer"),
@@ -174,8 +167,8 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkey
             tournament.play(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
 
 
-def test_mistakes_are_sentences(trained, tmp_path):
-    newest = trained / "checkpoints" / "step_00000012"
+def test_mistakes_are_sentences(trained_run, tmp_path):
+    newest = trained_run / "checkpoints" / "step_00000012"
     for *args, value in (
         ("--run_dir", tmp_path / "none", "none"),
         ("--players", newest, "--players"),
@@ -183,4 +176,4 @@ def test_mistakes_are_sentences(trained, tmp_path):
         ("--prompt_tokens", 60, "76"),
     ):
         with pytest.raises((UsageError, CheckpointError), match=re.escape(str(value))):
-            hold(trained, *args)
+            hold(trained_run, *args)
