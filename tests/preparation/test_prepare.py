@@ -4,7 +4,6 @@ import codecs
 import contextlib
 import errno
 import gzip
-import json
 import os
 import random
 import re
@@ -23,7 +22,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, environment, flip, until
+from conftest import ROOT, environment, flip, read_json, read_lines, until, write_lines
 from data_helpers import (
     command,
     documents_of,
@@ -80,7 +79,7 @@ def beginnings(folder: Path) -> list[str]:
 
 
 def texts_of(path: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+    return [line["text"] for line in read_lines(path)]
 
 
 def pieces(folder: Path, split: str) -> list[str]:
@@ -101,8 +100,9 @@ def ids_in(folder: Path, split: str) -> Counter:
     return Counter(i for file in files for i in np.load(file).ravel().tolist())
 
 
-def error_of(done: subprocess.CompletedProcess, code: int) -> str:
-    """The one sentence that a failed run prints."""
+def refusal(folder: Path, *options: str, code: int = 2, **how) -> str:
+    """The one sentence of a preparation that fails."""
+    done = prepare(folder, *options, **how)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     line = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
@@ -166,21 +166,19 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     (line,) = prepared(undisturbed, "--source", f"files:{jsonl}").splitlines()
     assert "up to date" in line
     assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
-    other = prepare(undisturbed, "--source", f"files:{jsonl}", "--nfc")
-    assert "holds other data" in error_of(other, 2) and "rm -r" in other.stderr
+    said = refusal(undisturbed, "--source", f"files:{jsonl}", "--nfc")
+    assert "holds other data" in said and "rm -r" in said
     mine = ("--tokenizer", str(undisturbed / "tokenizer.json"), "--nfc")
-    other = prepare(undisturbed.parent / "e", "--source", f"files:{jsonl}", *mine)
-    assert "was trained without it; add --no_nfc" in error_of(other, 2)
+    said = refusal(undisturbed.parent / "e", "--source", f"files:{jsonl}", *mine)
+    assert "was trained without it; add --no_nfc" in said
 
 
 def test_the_split_is_a_choice_and_makes_other_data(jsonl, undisturbed, tmp_path):
     source = ("--source", f"files:{jsonl}")
     for options in (("--digits", "1"), ("--keep_marks",)):
-        other = prepare(undisturbed, *source, *options)
-        assert "holds other data" in error_of(other, 2)
+        assert "holds other data" in refusal(undisturbed, *source, *options)
         given = ("--tokenizer", str(undisturbed / "tokenizer.json"))
-        other = prepare(tmp_path / "e", *source, *given, *options)
-        assert "add --digits 2" in error_of(other, 2)
+        assert "add --digits 2" in refusal(tmp_path / "e", *source, *given, *options)
     prepared(tmp_path / "one", *source, "--digits", "1")
     tokenizer = tmp_path / "one" / "tokenizer.json"
     assert Tokenizer.load(tokenizer).split == split_of(digits=1, marks=False)
@@ -212,7 +210,7 @@ def test_verify_by_hand_and_repair(jsonl, undisturbed, own):
     prepared(own, **verify)
     path = own / Manifest.load(own).shards("train", 0)[2].file
     flip(path)
-    assert path.name in error_of(prepare(own, **verify), 3)
+    assert path.name in refusal(own, code=3, **verify)
     path.unlink()
     prepared(own, "--source", f"files:{jsonl}")
     prepared(own, **verify)
@@ -292,7 +290,7 @@ def test_a_manifest_goes_before_its_data_changes(jsonl, own, monkeypatch):
     (own / Manifest.load(own).all_shards()[0].file).unlink()
     stop = mock.Mock(side_effect=errors.DataError("stopped"))
     monkeypatch.setattr(worker, "run_units", stop)
-    assert "stopped" in error_of(prepare(own, "--source", f"files:{jsonl}"), 3)
+    assert "stopped" in refusal(own, "--source", f"files:{jsonl}", code=3)
     assert not (own / "manifest.json").exists()
 
 
@@ -329,7 +327,7 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, own):
         prepared(own, *source)  # up to date: nothing is changed
         (own / "manifest.json").unlink()
         (own / ".tmp-of_the_other").touch()
-        message = error_of(prepare(own, *source), 2)
+        message = refusal(own, *source)
         assert f"{own} is in use by process" in message and "another --data_dir" in message
         assert (own / ".tmp-of_the_other").exists()
 
@@ -370,7 +368,7 @@ def cluster(tmp_path: Path, workers: int):
     try:
         start("scheduler", "--host=127.0.0.1", "--port=0", f"--scheduler-file={file}")
         until(lambda: file.exists() and file.read_text().strip().endswith("}"))
-        address = json.loads(file.read_text())["address"]
+        address = read_json(file)["address"]
         for _ in range(workers):
             here = f"--local-directory={tmp_path}"
             start("worker", address, "--nthreads=1", "--no-nanny", here)
@@ -410,8 +408,7 @@ def test_case_26_a_cluster_gives_the_same_bytes_if_a_worker_dies(jsonl, undistur
 
 def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypatch):
     def refused(address: str) -> str:
-        source = ("--source", f"files:{jsonl}", "--cluster", address)
-        return error_of(prepare(tmp_path / "d", *source), 2)
+        return refusal(tmp_path / "d", "--source", f"files:{jsonl}", "--cluster", address)
 
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert "requirements-cluster.txt" in refused("tcp://127.0.0.1:1")
@@ -511,7 +508,7 @@ def test_a_long_json_line_is_left_out(tmp_path, monkeypatch):
 def test_a_missing_field_of_any_source_is_found_before_any_work(jsonl, tmp_path):
     (tmp_path / "chat.jsonl").write_text('{"prompt": "Oi", "answer": "Olá"}\n')
     places = (f"web=files:{jsonl}", f"chat=files:{tmp_path / 'chat.jsonl'}")
-    message = error_of(prepare(tmp_path / "d", "--source", *places), 2)
+    message = refusal(tmp_path / "d", "--source", *places)
     assert "chat.jsonl" in message and "'text'" in message and "prompt, answer" in message
     assert not (tmp_path / "d").exists()
     prepared(tmp_path / "d", "--source", places[0], f"{places[1]}#prompt+answer")
@@ -653,16 +650,15 @@ def test_case_25_what_cannot_be_read_is_one_sentence(case, tmp_path, monkeypatch
     for name, content in files.items():
         (folder / name).write_bytes(content)
     options = [str(folder) if option == "FOLDER" else option for option in options]
-    done = prepare(tmp_path / "d", "--source", f"files:{folder}", *options)
-    assert named in error_of(done, code)
+    assert named in refusal(tmp_path / "d", "--source", f"files:{folder}", *options, code=code)
     assert not (tmp_path / "d" / "manifest.json").exists()
 
 
 def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("C#", "pipe"):
-        done = prepare(tmp_path / "d", "--source", f"files:{tmp_path / name}")
-        assert str(tmp_path / name) in error_of(done, 2)
+        place = str(tmp_path / name)
+        assert place in refusal(tmp_path / "d", "--source", f"files:{place}")
 
 
 def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
@@ -696,10 +692,9 @@ def test_shares_of_the_tokens_wanted_with_an_existing_tokenizer(jsonl, undisturb
         # at least, and a source goes on to the end of its last unit
         assert wanted <= manifest.facts.splits["train"][name].tokens < wanted + 15_000
     for wrong in (("web=1",), ("web=1", "books=0")):
-        refused = prepare(tmp_path / "f", "--source", *places, "--mixture", *wrong)
-        assert "must give each source (web, books) a share above 0" in error_of(refused, 2)
-    same = prepare(tmp_path / "f", "--source", places[0], places[0])
-    assert "two sources are named 'web'" in error_of(same, 2)
+        said = refusal(tmp_path / "f", "--source", *places, "--mixture", *wrong)
+        assert "must give each source (web, books) a share above 0" in said
+    assert "two sources are named 'web'" in refusal(tmp_path / "f", "--source", *places[:1] * 2)
 
 
 def test_a_presets_mixture_shares_its_own_sources_only(monkeypatch):
@@ -714,15 +709,15 @@ def test_a_presets_mixture_shares_its_own_sources_only(monkeypatch):
 def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet", text=texts_of(jsonl))
     hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
-    assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
+    assert "--tokens 2B" in refusal(tmp_path / "d", *hub)
     assert not (tmp_path / "d").exists()
     much = ("--tokens", "900T")
-    assert "1890000.0 GB" in error_of(prepare(tmp_path / "d", *hub, *much), 6)  # with 5% of slack
+    assert "1890000.0 GB" in refusal(tmp_path / "d", *hub, *much, code=6)  # with 5% of slack
     local = ("--source", f"files:{jsonl}")  # has a size, whatever is wanted of it
     prepared(tmp_path / "e", *local, *much)
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert "are free" in error_of(prepare(tmp_path / "f", *local), 6)
+    assert "are free" in refusal(tmp_path / "f", *local, code=6)
 
 
 def test_each_preset_prepares_what_it_trains_on():
@@ -798,7 +793,7 @@ def test_a_link_in_the_folder_leads_nowhere(name, jsonl, tmp_path):
     assert done.returncode == (0 if name.endswith("x") else 3), done.stderr
     if name == ".units":  # nor is the list of a Hub source
         with mock.patch.object(sources, "_hf_units", lambda source: ([{}], {})):
-            error_of(prepare(folder, "--source", "hf:a/b", "--tokens", "1M"), 3)
+            refusal(folder, "--source", "hf:a/b", "--tokens", "1M", code=3)
     assert sorted(p.name for p in mine.rglob("*")) == ["docs", "leftover_00.npy"]
     assert (folder / ".tmp-folder" / ".tmp-file").is_dir()  # whoever's it is
 
@@ -831,7 +826,7 @@ def test_a_token_in_the_url_of_a_dataset_is_kept_nowhere():
 
 # ------------------------------------------------------------------------------ copies: --dedup
 def write(path, texts) -> str:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_lines(path, [{"text": text} for text in texts])
     return f"files:{path}"
 
 
@@ -847,7 +842,7 @@ def test_a_preparation_leaves_copies_out(tmp_path):
     facts = Manifest.load(tmp_path / "one").facts
     assert sum(facts.notes.values()) == 25
     every = in_process("tiny", "--data_dir", tmp_path / "one", *words[:2])
-    assert "holds other data" in error_of(every, 2)
+    assert every.returncode == 2 and "holds other data" in every.stderr
     size = sum(by_source["texts"].bytes for by_source in facts.splits.values())
     assert size == sum(len(text.encode()) for text in set(texts))
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
