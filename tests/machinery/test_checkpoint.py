@@ -311,9 +311,8 @@ def test_non_finite_state_is_not_saved(run):
     moment = optimizers[1].state[model.out.bias]["exp_avg_sq"]
     for value in (float("nan"), float("inf"), -float("inf")):
         moment[1] = value
-        with pytest.raises(NonFiniteError, match="out.bias.exp_avg_sq") as e:
+        with pytest.raises(NonFiniteError, match="out.bias.exp_avg_sq"):
             save(run, 30, model, optimizers)
-        assert e.value.exit_code == 5
     run.save(at(30), model, optimizers)
     run._thread.join()
     assert isinstance(run.error, NonFiniteError)  # which the loop looks at in every step
