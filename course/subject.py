@@ -63,6 +63,10 @@ class Short(reprlib.Repr):
 SHORT = Short().repr
 
 
+def shortened(text: str) -> str:
+    return text if len(text) < 400 else text[:400] + "..."
+
+
 # -------------------------------------------------------------------------------------- values
 def array(x) -> np.ndarray | None:
     """An array, or a tensor's numbers as one, in the same memory if it can be; None of others."""
@@ -130,18 +134,15 @@ def shared(x, y) -> bool:
     return False
 
 
-def plain(x) -> bool:
-    """Is a copy of it as good?"""
-    fixed = (int, float, str, bytes, type(None), np.generic)
-    known = (*fixed, np.ndarray, random.Random, list, tuple, dict)
-    return all(isinstance(part, known) or is_tensor(part) for part in parts(x))
-
-
-def amount(x) -> int:
-    """How many numbers and letters."""
-    sizes = [array(part) for part in parts(x)]
-    letters = [len(part) for part in parts(x) if isinstance(part, (str, bytes))]
-    return sum(letters) + sum(1 if part is None else part.size for part in sizes)
+def copyable(x) -> bool:
+    """Is a copy of it as good, and small?"""
+    known = (int, float, str, bytes, type(None), np.generic, np.ndarray, random.Random)
+    size = 0
+    for part in parts(x):
+        if not isinstance(part, (*known, list, tuple, dict)) and not is_tensor(part):
+            return False
+        size += len(part) if isinstance(part, (str, bytes)) else np.size(array(part))
+    return size < NUMBERS
 
 
 def copied(x, spread: bool = False):
@@ -213,6 +214,11 @@ def alike(found, right) -> None:
             assert a == b, f"the result has {SHORT(a)}; before it was {SHORT(b)}"
 
 
+def unchanged(before: dict, now: dict, free: list[str], said: str) -> None:
+    for name, value in before.items():
+        assert name in free or now[name] == value, said.format(name)
+
+
 def settings() -> dict:
     """What belongs to the whole process, and no answer changes."""
     _, keys, at, *_ = np.random.get_state()
@@ -279,38 +285,34 @@ class Subject:
         def call(*args, **named):
             if skip and sys._getframe(1).f_code.co_filename == self.own.get("__file__"):
                 return function(*args, **named)  # a method that the answer calls for itself
-            places = [*names, *map(str, range(len(names), len(args)))]
-            given = dict(zip(places, args[skip:])) | named
-            shown = ", ".join(map(SHORT, given.values()))
-            told = f"{name}({shown if len(shown) < 400 else shown[:400] + '...'})"
+            labels = [*names, *map(str, range(len(names), len(args)))]
+            given = dict(zip(labels, args[skip:])) | named
+            told = f"{name}({shortened(', '.join(map(SHORT, given.values())))})"
             this = self._last = (told, time.monotonic())
             self._count += 1
             again = None
-            if not once and len(kept) < KEPT and plain(given) and amount(given) < NUMBERS:
+            if not once and len(kept) < KEPT and copyable(given):
                 again = copied(args), copied(named)
-            before = {key: frozen(value) for key, value in given.items()}
             held = list(self._held)
+            before = frozen(given)
             state = settings()
             try:
                 found = self._returned = function(*args, **named)
             finally:
                 self._last = this  # of several threads, the one that ends, or fails
-            now = settings()
-            for key, value in state.items():
-                free = may["draw"] and key == "torch's global generator"
-                assert free or now[key] == value, f"{key} is not as it was before the call"
-            for key, value in given.items():
-                right = key in may["change"] or frozen(value) == before[key]
-                assert right, f"the argument {key} was changed"
-                apart = may["share"] or not shared(found, value)
-                assert apart, f"the result shares memory with the argument {key}"
+            free = ["torch's global generator"] if may["draw"] else []
+            unchanged(state, settings(), free, "{} is not as it was before the call")
+            unchanged(before, frozen(given), may["change"], "the argument {} was changed")
             for earlier, result, was in held:
                 stays = frozen(result) == was
                 assert stays, f"it changed what an earlier call had returned, {earlier}"
-                apart = may["share"] or not shared(found, result)
-                assert apart, f"the result shares memory with that of {earlier}"
+            others = [(f"the argument {label}", value) for label, value in given.items()]
+            others += [(f"that of {earlier}", result) for earlier, result, _ in held]
+            for whose, value in others:
+                apart = may["share"] or not shared(found, value)
+                assert apart, f"the result shares memory with {whose}"
             self._held.append((told, found, frozen(found)))
-            if again and plain(found):
+            if again and copyable(found):
                 kept.append((told, again, copied(found)))
             return found
 
@@ -320,20 +322,18 @@ class Subject:
         """Make the calls that were kept once more, the last one first."""
         for name, kept in self._kept.items():
             whole = self._may[name]["whole"]
-            places = inspect.signature(self.own[name]).parameters
+            names = inspect.signature(self.own[name]).parameters
             for told, (args, named), right in kept[::-1]:
-                narrowed = [narrow(x) if n in whole else x for n, x in zip(places, args)]
-                for how, values in (
-                    (f"made again, where calls may be {FRAMES} deep", copied(args)),
-                    (
-                        "made again with another layout of memory, dicts in reverse",
-                        copied(args, True),
-                    ),
-                    ("made again with whole numbers of a small type", narrowed if whole else None),
-                ):
-                    if values is not None:
-                        self._last = (f"{how}: {told}", time.monotonic())
-                        alike(shallow(self.own[name], values, copied(named)), right)
+                narrowed = [narrow(x) if n in whole else x for n, x in zip(names, args)]
+                ways = {
+                    f"made again, where calls may be {FRAMES} deep": copied(args),
+                    "made again, another layout of memory, dicts in reverse": copied(args, True),
+                }
+                if whole:
+                    ways["made again with whole numbers of a small type"] = narrowed
+                for how, values in ways.items():
+                    self._last = (f"{how}: {told}", time.monotonic())
+                    alike(shallow(self.own[name], values, copied(named)), right)
 
     # ------------------------------------------------------------------------- what is told
     def _line(self, frames: list[tuple[FrameType, int]]) -> str:
