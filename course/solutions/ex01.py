@@ -39,58 +39,27 @@ def bits_per_byte(text, exam, order, alpha):
 
 
 edit = edits(__file__)
-MIX = "p = [(n + alpha * q) / total for n, q in zip(counts, p)]"
-P = "p = (seen[own + bytes([byte])] + alpha * p) / (total[own] + alpha)"
+LOOP = "for k in range(min(order, i) + 1):"
 SLOW = """p = predict(text, exam[max(0, i - order) : i], alpha)[byte]
         for k in ():"""
-LOOP = "for k in range(min(order, i) + 1):"
-FIND = "        counts = [0] * 256\n        at = text.find(own)\n"
+LEARN = """
+        for k in range(min(order, i) + 1):
+            seen[exam[i - k : i + 1]] += 1
+            total[exam[i - k : i]] += 1"""
 WRONG = {  # name -> what of the reference it replaces
     "counts a context at the end of the text": edit(
         "sum(counts) + alpha", "sum(counts) + text.endswith(own) + alpha"
     ),
-    "counts no overlaps": edit("text.find(own, at + 1)", "text.find(own, at + max(1, len(own)))"),
-    "drops the byte just before": edit(
-        "own = context[start:]", "own = context[: len(context) - start]"
-    ),
+    "counts no overlaps": edit("at + 1)", "at + max(1, len(own)))"),
+    "drops the byte just before": edit("context[start:]", "context[: len(context) - start]"),
     "asks the shorter one only if unseen": edit(
-        MIX, "p = [n / sum(counts) for n in counts] if any(counts) else p"
+        "[(n + alpha * q) / total for n, q in zip(counts, p)]",
+        "[n / sum(counts) for n in counts] if any(counts) else p",
     ),
-    "ten bytes of context at most": edit(
-        "    p = [1 / 256] * 256\n", "    p, context = [1 / 256] * 256, context[-9:]\n"
-    ),
-    "the last 1,000 bytes, in predict": edit(
-        "    p = [1 / 256] * 256\n", "    p, text = [1 / 256] * 256, text[-1000:]\n"
-    ),
-    "remembers counts by context, not by text": edit(
-        FIND, "        text = globals().setdefault(own, text)\n" + FIND
-    ),
-    "a context is a pattern": edit(
-        FIND,
-        "        import re\n        at = -1\n        counts = [0] * 256\n"
-        "        pattern = b'(?s)(?=' + own.replace(b'|', b'[|]') + b'(.))'\n"
-        "        for found in re.finditer(pattern, text):\n"
-        "            counts[found[1][0]] += 1\n",
-    ),
-    "loses a zero byte at the end": edit(
-        "own = context[start:]", "own = context[start:].rstrip(b'\\0')"
-    ),
-    "bits: order four at most": edit(LOOP, "for k in range(min(order, i, 4) + 1):"),
-    "bits: the last 1,000 bytes": edit("    seen =", "    text = text[-1000:]\n    seen ="),
-    "bits: the first 100,000 bytes": edit("    seen =", "    text = text[:100_000]\n    seen ="),
-    "bits: forgets what came once, in a long text": edit(
-        "    bits = 0.0",
-        "    if len(text) > 9999:\n        seen = Counter({k: n for k, n in seen.items() if n > 1})"
-        "\n"
-        "    bits = 0.0",
-    ),
+    "bits: order four at most": edit("(order, i)", "(order, i, 4)"),
     "bits: predict for each byte": edit(LOOP, SLOW),
-    "bits: counts the exam too": edit(
-        "        bits -= math.log2(p)",
-        "        bits -= math.log2(p)\n        for k in range(min(order, i) + 1):\n"
-        "            seen[exam[i - k : i + 1]] += 1\n            total[exam[i - k : i]] += 1",
-    ),
-    "bits: the longest context alone": edit(P, P.replace("alpha * p", "alpha / 256")),
+    "bits: counts the exam too": edit("math.log2(p)", "math.log2(p)" + LEARN),
+    "bits: the longest context alone": edit("+ alpha * p)", "+ alpha / 256)"),
 }
 EQUIVALENT = {
     "p = [1 / 256] * 256: `256` -> `257`": "a 257th probability, which zip leaves out below",

@@ -53,8 +53,8 @@ def backward(root):
 
 
 edit = edits(__file__)
-NODES = "nodes = sorted_nodes(root)"
-RECURSIVE = """nodes, seen = [], set()
+RECURSIVE = """[]
+    seen = set()
 
     def visit(node):
         if node not in seen:
@@ -64,23 +64,17 @@ RECURSIVE = """nodes, seen = [], set()
             nodes.insert(0, node)
 
     visit(root)"""
-ADD = "parent.grad = parent.grad + g"
+PLACED = "waits[parent] -= 1\n            if waits[parent] == 0:"
+ADD = "parent.grad + g"
 WRONG = {  # name -> what of the reference it replaces
-    "in the order met": edit(
-        "waits[parent] -= 1\n            if waits[parent] == 0:", "if parent not in order:"
-    ),
-    "along each path": edit("waits[parent] -= 1\n            if waits[parent] == 0:", "if True:"),
-    "= for +=": edit(ADD, "parent.grad = g"),
+    "in the order met": edit(PLACED, "if parent not in order:"),
+    "along each path": edit(PLACED, "if True:"),
+    "= for +=": edit(ADD, "g"),
     "passes the inner gradients of the last call on": edit("if node.parents:", "if False:"),
     "forgets the leaves' gradients of the last call": edit("if node.parents:", "if True:"),
-    "one array for two gradients": edit(
-        ADD, "parent.grad = g if not parent.grad.any() else parent.grad + g"
-    ),
+    "one array for two gradients": edit(ADD, "g if not parent.grad.any() else parent.grad + g"),
     "sums over new dimensions only": edit("if n == 1:", "if False:"),
-    "calls itself for each parent": edit(NODES, RECURSIVE),
-    "raises the recursion limit": edit(
-        NODES, "import sys\n\n    sys.setrecursionlimit(50_000)\n    " + RECURSIVE
-    ),
+    "calls itself for each parent": edit("sorted_nodes(root)\n    for", RECURSIVE + "\n    for"),
 }
 
 EQUIVALENT = {

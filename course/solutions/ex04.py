@@ -31,76 +31,34 @@ def split(x, heads):
 
 
 edit = edits(__file__)
-LOWEST = "    lowest = torch.finfo(scores.dtype).min\n"
-INFINITE = "    lowest = -torch.inf\n"
+LOWEST = "torch.finfo(scores.dtype).min"
+MASKED = "scores.masked_fill(~mask, lowest)"
+RETURN = "weights.masked_fill(~mask, 0.0) @ V"
+HEADS = "unflatten(-1, (heads, -1)).transpose(-2, -3)"
 SCORES = "    scores = Q @"
-SUM = "    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)"
-WEIGHTS = "weights = torch.softmax(scores.masked_fill(~mask, lowest), dim=-1)"
-RETURN = "    return weights.masked_fill(~mask, 0.0) @ V\n"
-KERNEL = "torch.nn.functional.scaled_dot_product_attention"
+KERNEL = "    return torch.nn.functional.scaled_dot_product_attention(Q, K, V, mask)\n"
+LOOP = """parts = zip(*(x.unbind(-3) for x in (q, k, v)))
+    y = torch.stack([scaled_dot_product_attention(*p, causal) for p in parts], -3)"""
 WRONG = {  # name -> what of the reference it replaces
-    "NaN where nothing may be looked at": edit(
-        LOWEST, INFINITE, RETURN, "    return weights @ V\n"
-    ),
+    "NaN where nothing may be looked at": edit(LOWEST, "-torch.inf", RETURN, "weights @ V"),
     "NaN removed, but not from backward": edit(
-        LOWEST, INFINITE, RETURN, "    return (weights @ V).nan_to_num(0.0)\n"
+        LOWEST, "-torch.inf", RETURN, "(weights @ V).nan_to_num(0.0)"
     ),
-    "an average where nothing may be looked at": edit(RETURN, "    return weights @ V\n"),
-    "masks with -1,000": edit(
-        LOWEST,
-        "    lowest = -1000.0\n",
-        RETURN,
-        "    return (weights * mask.any(-1, keepdim=True)) @ V\n",
+    "an average where nothing may be looked at": edit(RETURN, "weights @ V"),
+    "masks with -1,000": edit(LOWEST, "-1000.0"),
+    "overflows": edit(
+        "torch.softmax(scores.masked_fill(~mask, lowest), dim=-1)",
+        "scores.exp() * mask / (scores.exp() * mask).sum(-1, keepdim=True).clamp_min(1e-30)",
     ),
-    "adds -1e4 where it should mask": edit(
-        "scores.masked_fill(~mask, lowest)", "scores - 1e4 * (~mask).to(scores.dtype)"
-    ),
-    "masks after softmax": edit("scores.masked_fill(~mask, lowest)", "scores"),
+    "masks after softmax": edit(MASKED, "scores"),
     "does not divide by the root of D": edit(" / Q.size(-1) ** 0.5", ""),
-    "divides by the root of the values' size": edit("Q.size(-1) ** 0.5", "V.size(-1) ** 0.5"),
-    "one maximum for all rows": edit(
-        WEIGHTS, "weights = torch.exp(scores - scores.amax()) * mask\n" + SUM
-    ),
-    "computes in float32": edit(
-        SCORES,
-        "    dtype = Q.dtype\n    Q, K, V = Q.float(), K.float(), V.float()\n" + SCORES,
-        RETURN,
-        "    return (weights.masked_fill(~mask, 0.0) @ V).to(dtype)\n",
-    ),
-    "the newest 64 keys": edit(
-        SCORES,
-        "    K, V = K[..., -64:, :], V[..., -64:, :]\n"
-        "    mask = None if mask is None else mask[..., -64:]\n" + SCORES,
-    ),
-    "no gradient through the weights": edit(
-        RETURN, RETURN.replace("weights.", "weights.detach().")
-    ),
-    "torch's own": edit(SCORES, f"    return {KERNEL}(Q, K, V, mask)\n" + SCORES),
-    "torch's own, imported at the top": edit(
-        SCORES,
-        "    return kernel(Q, K, V, mask)\n" + SCORES,
-        "import torch\n",
-        f"import torch\n\nkernel = {KERNEL}\n",
-    ),
-    "looks ahead": edit("device=q.device).tril()", "device=q.device)"),
-    "heads interleaved": edit(
-        "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
-        "return x.unflatten(-1, (-1, heads)).movedim(-1, -3)",
-    ),
-    "heads cut out of the positions": edit(
-        "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
-        "return x.reshape(*x.shape[:-2], heads, x.size(-2), x.size(-1) // heads)",
-    ),
+    "computes in float32": edit(MASKED, f"{MASKED}.float()", "weights.m", "weights.to(V.dtype).m"),
+    "torch's own": edit(SCORES, KERNEL + SCORES),
+    "looks ahead": edit(".tril()", ""),
+    "heads interleaved": edit(HEADS, "unflatten(-1, (-1, heads)).movedim(-1, -3)"),
     "does not turn the heads back": edit(
         "y.transpose(-2, -3).flatten(-2)", "y.reshape(in_features.shape)"
     ),
-    "a loop over the heads": edit(
-        "y = scaled_dot_product_attention(q, k, v, causal)",
-        "parts = zip(*(x.unbind(-3) for x in (q, k, v)))\n"
-        "    y = torch.stack([scaled_dot_product_attention(*p, causal) for p in parts], -3)",
-    ),
-    "divides by the root of d_model": edit(
-        "split(in_features @ w.T, num_heads)",
-        "split(in_features @ w.T, num_heads) / num_heads**0.25",
-    ),
+    "a loop over the heads": edit("y = scaled_dot_product_attention(q, k, v, causal)", LOOP),
+    "divides by the root of d_model": edit("w.T, num_heads)", "w.T, num_heads) / num_heads**0.25"),
 }

@@ -49,28 +49,14 @@ def gpt(ids, weights, heads, attention, turn):
 edit = edits(__file__)
 WRONG = {  # name -> what of the reference it replaces
     "initial: bounds that are the size": edit("(3 / width)", "(1 / width)"),
-    "initial: uniform where it should be normal": edit(
-        "0.8 * torch.randn(vocabulary, width, generator=generator)",
-        "uniform(0.8 * width**0.5, vocabulary, width)",
-    ),
-    "initial: torch's own generator": edit(
-        ".uniform_(-bound, bound, generator=generator)", ".uniform_(-bound, bound)"
-    ),
-    "initial: one block's numbers for all": edit(
-        'weights[f"{i}.{name}"] = uniform(1.0, width, width)',
-        'weights[f"{i}.{name}"] = weights[f"0.{name}"] if i else uniform(1.0, width, width)',
-    ),
     "no norm before the MLP": edit("torch.relu(norm(x) @", "torch.relu(x @"),
     "attention and MLP side by side": edit(
-        "    x = x + y.transpose(1, 2)",
-        "    z = x\n    x = x + y.transpose(1, 2)",
-        "relu(norm(x)",
-        "relu(norm(z)",
+        "x = x + y", "z = x\n    x = x + y", "relu(norm(x)", "relu(norm(z)"
     ),
     "heads not put back": edit("y.transpose(1, 2).flatten(-2)", "y.reshape(x.shape)"),
     "may not look at itself": edit(".tril()", ".tril(-1)"),
     "at most nine blocks": edit('.q") for', '.q") and name[1] == "." for'),
     "no gradient reaches the embedding": edit(
-        'weights["embed"][ids]', 'weights["embed"].detach()[ids]'
+        'weights["embed"][ids]', 'weights["embed"][ids].detach()'
     ),
 }

@@ -12,7 +12,6 @@ edit = edits(__file__)
 WRONG = {  # name -> what of the reference it replaces
     "begins at 0": edit("(step + 1)", "step"),
     "rises one step longer": edit("max(1, warmup)", "(warmup + 1)"),
-    "no warmup is a warmup of two steps": edit("max(1, warmup)", "max(2, warmup)"),
     "the last step is 0": edit("1 - step / steps", "1 - step / max(1, steps - 1)"),
     "falls from the beginning": edit("2 * (1 - step", "(1 - step"),
     "falls in a curve": edit("2 * (1 - step / steps)", "4 * (1 - step / steps) ** 2"),

@@ -21,16 +21,10 @@ WRONG = {  # name -> what of the reference it replaces
     "what stands for no text counts": edit("nats[text].sum", "nats.sum"),
     "infinity times zero": edit("nats[text].sum", "(nats * text).sum"),
     "in the type of the losses": edit("nats[text].sum(dtype=np.float64)", "nats[text].sum()"),
-    "one after the other in float32": edit(
-        "nats[text].sum(dtype=np.float64)", "np.cumsum(nats[text], dtype=np.float32)[-1]"
-    ),
     "bytes in the type of the sizes": edit(
         "sizes.sum(dtype=np.float64)", "sizes.sum(dtype=sizes.dtype)"
     ),
     "BOS is one byte": edit(
         "sizes.sum(dtype=np.float64)", "np.maximum(sizes, 1).sum(dtype=np.float64)"
-    ),
-    "an array": edit(
-        "return float(bits / sizes.sum(dtype=np.float64))", "return bits / sizes.sum(keepdims=True)"
     ),
 }

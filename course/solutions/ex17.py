@@ -42,57 +42,25 @@ def shuffled(x, n, turn, rounds=8):
 
 
 edit = edits(__file__)
-KEY = 'hashed(f"{seed}/{source}/{epoch}/{text}")'
-SHUFFLED = f"""shuffled(
-        i, sizes[source], lambda text: {KEY}
-    )"""
-DEAL = "source, i = deal(p, weights)"
+SIDES = "b = max(2, isqrt(n))"
 LIST = """rows = list(range(n))
     for i in range(n - 1):
         j = i + turn(str(i)) % (n - i)
         rows[i], rows[j] = rows[j], rows[i]
     return rows[x]
-"""
-BLOCK = """if n > 1000:
-        block = x // 1000
-        key = lambda t: turn(f"{block}/{t}")
-        return 1000 * block + shuffled(x % 1000, min(1000, n - 1000 * block), key)
-"""
-
-
-def key(new):
-    return edit(KEY, f"hashed({new})")
-
-
+    """
 WRONG = {  # name -> what of the reference it replaces
-    "draws with replacement": edit(
-        SHUFFLED, f"({KEY.replace('{text}', '{i}')} + i) % sizes[source]"
-    ),
-    "one shuffle for all epochs": key('f"{seed}/{source}/0/{text}"'),
-    "one key for all sources": key('f"{seed}/0/{epoch}/{text}"'),
-    "a key that is a sum": key('f"{seed + epoch + 1000 * source}/{text}"'),
-    "no separator in the key": key('f"{seed}{source}{epoch}/{text}"'),
-    "a list of all rows": edit("b = max(2, isqrt(n))", LIST + "    b = max(2, isqrt(n))"),
-    "three rows are only rotated": edit("max(2, isqrt(n))", "isqrt(n)"),
-    "of 10^12 rows, 2^32 come": edit(
-        "a = -(-n // b)", "n = min(n, 2**32)\n    x %= n\n    a = -(-n // b)"
-    ),
-    "shuffles in blocks of 1,000 rows": edit(
-        "b = max(2, isqrt(n))", BLOCK + "    b = max(2, isqrt(n))"
-    ),
+    "one shuffle for all epochs": edit("{epoch}/{text}", "0/{text}"),
+    "a list of all rows": edit(SIDES, LIST + SIDES),
+    "three rows are only rotated": edit(SIDES, "b = isqrt(n)"),
     "two rounds": edit("rounds=8", "rounds=2"),
     "no walk: a row below n by the remainder": edit(
         "if x < n:\n            return x", "return x % n"
     ),
-    "from data import Order": edit(
-        DEAL, "from data import Order\n\n    return Order(sizes, weights, seed)(p)"
-    ),
-    "the time grows with the position": edit(
-        "whole_rounds, i = divmod(p, total)", "whole_rounds, i = 0, p"
-    ),
+    "the time grows with the position": edit("divmod(p, total)", "0, p"),
     "one source after the other": edit(
-        "source = max(due, key=lambda s: weights[s] / (had[s] + 1))",
-        "source = min(i for i in range(len(had)) if had[i] < weights[i])",
+        "max(due, key=lambda s: weights[s] / (had[s] + 1))",
+        "min(i for i in range(len(had)) if had[i] < weights[i])",
     ),
 }
 

@@ -24,22 +24,21 @@ def write_through(disk, tmp, files):
 
 
 edit = edits(__file__)
-THERE = "    if not disk.exists(folder):\n"
-SYNC = "    disk.fsync(parent)\n"
-NEW = """    if disk.exists(tmp):
-        disk.remove(tmp)  # of a publish that has crashed
-    disk.mkdir(tmp)
-"""
+SYNC = "    disk.fsync(parent)"
+LEFT = "disk.remove(tmp)  # of a publish that has crashed\n    disk.mkdir(tmp)"
+NAMES = "in files.items():"
+KEPT = (
+    NAMES
+    + """
+        if disk.exists(f"{tmp}/{name}"):
+            continue"""
+)
 WRONG = {  # name -> what of the reference it replaces
     "does not sync the parent": edit(SYNC, ""),
     "believes a name that nobody synced": edit(SYNC, "    " + SYNC),
-    "does not sync the names": edit("    disk.fsync(tmp)\n", ""),
-    "moves into what is there": edit(THERE, "    if True:\n"),
+    "does not sync the names": edit("disk.fsync(tmp)", ""),
+    "moves into what is there": edit("not disk.exists(folder)", "True"),
     "trusts what a crash has left": edit(
-        NEW,
-        "    if not disk.exists(tmp):\n        disk.mkdir(tmp)\n",
-        "    for name, data in files.items():\n",
-        "    for name, data in files.items():\n"
-        '        if disk.exists(f"{tmp}/{name}"):\n            continue\n',
+        LEFT, "pass\n    else:\n        disk.mkdir(tmp)", NAMES, KEPT
     ),
 }

@@ -64,15 +64,11 @@ def minhash_deduplication(
 
 
 edit = edits(__file__)
-JOIN = """            group[i] |= group[j]
-            for k in group[i]:
-                group[k] = group[i]
-"""
 WRONG = {  # name -> what of the reference it replaces
     "folds letters": edit('"NFD", text', '"NFKD", text.casefold()'),
     "the first of a group stays": edit("(-len(texts[i]), texts[i], files[i].name)", "i"),
     "a chain is cut, in some orders": edit(
-        JOIN, "            group[i].add(j)\n            group[j] = group[i]\n"
+        "group[i] |= group[j]", "group[i].add(j)", "for k in group[i]:", "for k in (j,):"
     ),
     "a part counts as a copy": edit("len(sets[i] | sets[j])", "min(len(sets[i]), len(sets[j]))"),
     "believes the estimate": edit(

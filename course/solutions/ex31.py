@@ -25,17 +25,10 @@ def asynchronous(w, order, gradient, lr, limit):
 edit = edits(__file__)
 TAKE = "if stale <= limit:"
 HELD = "        held[worker] = now, version"
-ASK = "        g = gradient(worker, weights)\n"
 WRONG = {  # name -> what of the reference it replaces
     "float64": edit("return now, fate", "return [p.astype(float) for p in now], fate"),
     "scales what gradient handed over": edit(
-        ASK,
-        ASK + "        for x in g:\n            x *= np.float32(lr)\n",
-        "p - np.float32(lr) * x for",
-        "p - x for",
-    ),
-    "returns w if nothing was taken": edit(
-        "return now, fate", "return (now if version else w), fate"
+        "p - np.float32(lr) * x for", "p - np.multiply(x, np.float32(lr), out=x) for"
     ),
     "counts arrivals": edit(
         "for worker in order",

@@ -54,14 +54,12 @@ def circuit(run, ids):
 
 
 edit = edits(__file__)
-RETURN = "    return back, (shares"
-ZERO = edit("z[head].mean(0)", "0")
 WRONG = {  # name -> what of the reference it replaces
     "looks for the copy, not for what followed": edit(
         "return same.tril()", "return (ids[:, None] == ids).tril(-1)"
     ),
-    "counts position 0": edit(RETURN, "    back *= (len(ids) - 1) / len(ids)\n" + RETURN),
-    "zero in place of the mean": dict(worth=ZERO["worth"]),
+    "counts position 0": edit("return back,", "return back * (len(ids) - 1) / len(ids),"),
+    "zero in place of the mean": edit("z[head].mean(0)", "0"),
     "the loss of the token at hand": edit("logits[:-1], ids[1:]", "logits, ids"),
     "believes the map": edit(  # the earlier head that looks back most, though nobody may read it
         "return (layer, head), min(earlier, key=earlier.get)",
@@ -69,8 +67,6 @@ WRONG = {  # name -> what of the reference it replaces
         "    return (layer, head), divmod(int(back[:layer].argmax()), back.shape[1])",
     ),
     "looks one layer back only": edit("range(layer):", "range(layer - 1, layer):"),
-    # a head that adds the same everywhere is taken for the one that is needed
-    "circuit: zero in place of the mean": dict(circuit=ZERO["circuit"]),
 }
 
 EQUIVALENT = {"z = z.clone(): dropped": "nobody else reads the tensor that edit is given"}
