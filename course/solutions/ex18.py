@@ -26,19 +26,15 @@ def write_through(disk, tmp, files):
 edit = edits(__file__)
 SYNC = "    disk.fsync(parent)"
 LEFT = "disk.remove(tmp)  # of a publish that has crashed\n    disk.mkdir(tmp)"
-NAMES = "in files.items():"
-KEPT = (
-    NAMES
-    + """
+KEPT = """in files.items():
         if disk.exists(f"{tmp}/{name}"):
             continue"""
-)
 WRONG = {  # name -> what of the reference it replaces
     "does not sync the parent": edit(SYNC, ""),
     "believes a name that nobody synced": edit(SYNC, "    " + SYNC),
     "does not sync the names": edit("disk.fsync(tmp)", ""),
     "moves into what is there": edit("not disk.exists(folder)", "True"),
     "trusts what a crash has left": edit(
-        LEFT, "pass\n    else:\n        disk.mkdir(tmp)", NAMES, KEPT
+        LEFT, "pass\n    else:\n        disk.mkdir(tmp)", "in files.items():", KEPT
     ),
 }

@@ -24,16 +24,15 @@ WHOLE = """    total = passing = x
         total = total + passing
     return total.copy()
 """
-ADDED = "parts[into] + arrived if turn < world - 1 else arrived"
 WRONG = {  # name -> what of the reference it replaces
     "passes each x on whole": edit(PARTS, WHOLE + PARTS),
     "loses what does not divide": edit(
         "np.array_split(x, world)", "np.split(x[: len(x) // world * world], world)"
     ),
     "adds int64 in float64": edit(
-        ADDED, "(parts[into] * (turn < world - 1) + arrived.astype(float)).astype(x.dtype)"
+        "parts[into] + arrived if", "(parts[into] + arrived.astype(float)).astype(x.dtype) if"
     ),
-    "adds in the second round too": edit(ADDED, "parts[into] + arrived"),
+    "adds in the second round too": edit(" if turn < world - 1 else arrived", ""),
     "stops after the first round": edit("2 * (world - 1)", "world - 1"),
     "sends to the one before": edit("rank + 1", "rank - 1", "recv((rank - 1)", "recv((rank + 1)"),
 }
