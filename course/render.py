@@ -89,7 +89,6 @@ def main(argv: list[str]) -> int:
     from nbconvert.preprocessors import CellExecutionError
     from nbformat.v4 import new_markdown_cell, new_notebook
 
-    readme = COURSE / "README.md"
     shown = (COURSE / "room/README.md").read_text(encoding="utf-8")
     figures = re.findall(r"\(\.\./figures/(\S+)\.svg\)", shown)
     numbers = {int(word) for word in argv}
@@ -111,9 +110,8 @@ def main(argv: list[str]) -> int:
         if path.stem in figures:
             shutil.copy(COURSE / "out" / f"{path.stem}.svg", COURSE / "figures")
     (COURSE / "figures/gpt.svg").write_text(yours.drawing(set(), 513), encoding="utf-8")
-    texts = [COURSE / "idioms.md", *sorted((COURSE / "labs").glob("lab*.md"))]
-    texts += [COURSE / "room/README.md", readme]
-    for path in texts:
+    labs = sorted((COURSE / "labs").glob("lab*.md"))
+    for path in (COURSE / "idioms.md", *labs, COURSE / "room/README.md", COURSE / "README.md"):
         notebook = new_notebook(cells=[new_markdown_cell(path.read_text(encoding="utf-8"))])
         write(name_of(path), notebook, path.parent)
     return int(failed)

@@ -277,9 +277,9 @@ class Text:
                 np.r_[self.bos, documents[d][a:b]] if a else documents[d][:b] for d, a, b in pieces
             ]
             rows.append(np.concatenate(parts))
-        self.lost = sum(map(len, documents)) - sum((row != self.bos).sum() for row in rows)
-        self.lost -= len(documents)
-        return torch.from_numpy(np.stack(rows))
+        rows = np.stack(rows)
+        self.lost = sum(len(d) - 1 for d in documents) - (rows != self.bos).sum()
+        return torch.from_numpy(rows)
 
     def _exam(self, held: bytes) -> list[np.ndarray]:
         """The exam in pieces. The token before each is shown and not asked, and BOS before it."""
@@ -309,11 +309,10 @@ class Run:
         self.seen: set[int] = set()  # numbers of rows
         self.matrices = [w for name, w in weights.items() if "." in name]
         self.averages = [torch.zeros_like(w) for w in self.matrices]
-        groups = [{"params": [weights["embed"], weights["head"]], "lr": TABLE_LR}]
+        groups = [{"params": [weights["embed"], weights["head"]], "peak": TABLE_LR}]
         if "Muon" not in have:
-            groups.append({"params": self.matrices, "lr": ADAM_LR})
+            groups.append({"params": self.matrices, "peak": ADAM_LR})
         self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99))
-        self.peaks = [group["lr"] for group in groups]
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, heads, width / heads)
         if "positions" not in self.have:
@@ -340,16 +339,16 @@ class Run:
         return F.cross_entropy(x @ self.weights["head"].T, y)
 
     def batch(self, step: int) -> torch.Tensor:
-        rows = self.rows
         self.tell(step)
-        places = range(step * ROWS, (step + 1) * ROWS)
+        size = len(self.rows)
         if "order" in self.have:
+            places = range(step * ROWS, (step + 1) * ROWS)
             order = self.parts["order"]
-            numbers = [order(p, [len(rows)], [1], self.seed, hashed)[1] for p in places]
+            numbers = [order(p, [size], [1], self.seed, hashed)[1] for p in places]
         else:
-            numbers = torch.randint(len(rows), (ROWS,), generator=self.draw).tolist()
+            numbers = torch.randint(size, (ROWS,), generator=self.draw).tolist()
         self.seen.update(numbers)
-        return rows[numbers]
+        return self.rows[numbers]
 
     def tell(self, step: int) -> None:
         """In a long run, a line now and then."""
@@ -361,8 +360,8 @@ class Run:
 
     def update(self, step: int) -> None:
         factor = self.parts["rate"](step, self.steps, WARMUP) if "rate" in self.have else 1.0
-        for group, peak in zip(self.adam.param_groups, self.peaks):
-            group["lr"] = peak * factor
+        for group in self.adam.param_groups:
+            group["lr"] = group["peak"] * factor
         self.adam.step()
         if "Muon" in self.have:
             muon = self.parts["muon"]
@@ -401,10 +400,7 @@ class Run:
     @torch.no_grad()
     def write(self, prompt: list[int], n: int, seed: int) -> list[int]:
         """n tokens after a prompt."""
-
-        def model(tokens: list[int]) -> np.ndarray:
-            return self.scores(torch.tensor([tokens]))[0].double().numpy()
-
+        model = lambda tokens: self.scores(torch.tensor([tokens]))[0].double().numpy()
         return self.parts["generate"](model, prompt, n, T, 0.8, 0.95, random.Random(seed))
 
 

@@ -61,7 +61,8 @@ def judged(number: int, path: Path) -> str | None:
         words = ("write {} too", "there is no {} ")
         rest = ["not begun: " + one.format(name) for name in PARTS[number].later for one in words]
         if said is None or said.startswith(tuple(rest)):  # what the run calls is accepted
-            said = judging.apart(path, lambda path: by_trial(number, path))
+            by_trial = lambda path: trial(number, judging.load(path), reference(number))
+            said = judging.apart(path, by_trial)
             return said and f"accepted by check.py {number}, but {said}"
         if said.startswith("not begun"):
             return said
@@ -69,10 +70,6 @@ def judged(number: int, path: Path) -> str | None:
 
     programs = [lesson.COURSE / f"{name}.py" for name in ("trial", "spine", "judging", "subject")]
     return remembered("judged", [path, exercise, *programs], find)
-
-
-def by_trial(number: int, path: Path) -> str | None:
-    return trial(number, judging.load(path), reference(number))
 
 
 def reference(number: int):
@@ -95,7 +92,9 @@ def collect(
         plain = plain and bool(spec.plain)
         owner = judging.load(path) if yours else reference(number)
         for name in spec.functions:
-            function = PLAIN.get(name, getattr(owner, name)) if plain else getattr(owner, name)
+            function = getattr(owner, name)
+            if plain:
+                function = PLAIN.get(name, function)
             parts[name] = Part(number, function, yours)
         refused = None if yours or said.startswith("not begun") else said
         rows.append(dict(number=number, yours=yours, plain=plain, refused=refused))
@@ -151,17 +150,12 @@ def guarded(
         return json.loads(result.read_text())
     if said is None or said.startswith("the program ended"):
         said = "the process was killed, or ended itself there"
-    number, yours = on_board()
-    if not number:
-        return said
-    whose = f"yours; ask python course/check.py {number}" if yours else "not yours"
-    return f"the run ended in part {number} ({PARTS[number].name}, {whose}): {said}"
-
-
-def on_board() -> tuple[int, bool]:
-    """The part that ran last in a run, and whether it is the learner's."""
     words = bytes(BOARD).split()
-    return (int(words[0]), words[1] == b"1") if words else (0, False)
+    if not words:
+        return said
+    number = int(words[0])
+    whose = f"yours; ask python course/check.py {number}" if words[1] == b"1" else "not yours"
+    return f"the run ended in part {number} ({PARTS[number].name}, {whose}): {said}"
 
 
 def whose(row: dict) -> str:
@@ -179,8 +173,8 @@ def show(rows: list[dict], out: dict, began: float) -> None:
         (r["number"], PARTS[r["number"]].name, whose(r), seconds.get(r["number"])) for r in rows
     ]
     mine = sum(row["yours"] for row in rows)
-    title = f"{mine} of {len(rows)} parts are yours"
-    lesson.table(["lesson", "part", "in this run", "CPU s"], cells, title)
+    head = ["lesson", "part", "in this run", "CPU s"]
+    lesson.table(head, cells, f"{mine} of {len(rows)} parts are yours")
     for row in rows:
         if row["refused"]:
             print(wrapped(f"{row['number']} is refused: {row['refused'][:400]}"))
@@ -232,28 +226,45 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
             )
         )
     lines = [(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)]
-    table = [row | dict(name=PARTS[row["number"]].name, whose=whose(row)) for row in rows]
-    for row in table:
-        row["lesson"] = lesson.page(row["number"]).relative_to(lesson.COURSE)
-    mine = {PARTS[row["number"]].name for row in rows if row["yours"]}
-    shown = dict(points=points, lines=lines, count_y=y(line), last_y=y(out["bits"]))
-    shown["gpt"] = drawing(mine, out["kinds"])
-    html = template("yours.html").render(rows=table, out=out, past=past, steps=STEPS, **shown)
+    table = []
+    for row in rows:
+        link = lesson.page(row["number"]).relative_to(lesson.COURSE)
+        name = PARTS[row["number"]].name
+        table.append(row | dict(name=name, whose=whose(row), lesson=link))
+    html = template("yours.html").render(
+        rows=table,
+        out=out,
+        past=past,
+        steps=STEPS,
+        points=points,
+        lines=lines,
+        count_y=y(line),
+        last_y=y(out["bits"]),
+        gpt=drawing({row["name"] for row in table if row["yours"]}, out["kinds"]),
+    )
     (lesson.OUT / "yours.html").write_text(html, encoding="utf-8")
     print("page: course/out/yours.html")
 
 
 def template(name: str) -> Template:
-    env = Environment(loader=FileSystemLoader(lesson.COURSE), autoescape=True)
-    return env.get_template(name)
+    loader = FileSystemLoader(lesson.COURSE)
+    return Environment(loader=loader, autoescape=True).get_template(name)
 
 
 def drawing(lit: set[str], kinds: int) -> Markup:
     """The GPT, which reads so many kinds of ids, and what is around it, in boxes with their shapes;
     lit are the parts that are yours."""
-    shown = dict(V=kinds, D=spine.WIDTH, T=spine.T, blocks=spine.BLOCKS)
-    shown |= dict(heads=spine.HEADS, rows=spine.ROWS)
-    return Markup(template("gpt.svg").render(lit=lit, **shown))
+    return Markup(
+        template("gpt.svg").render(
+            lit=lit,
+            V=kinds,
+            D=spine.WIDTH,
+            T=spine.T,
+            blocks=spine.BLOCKS,
+            heads=spine.HEADS,
+            rows=spine.ROWS,
+        )
+    )
 
 
 def numbers_of(text: str) -> set[int]:
