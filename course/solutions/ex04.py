@@ -61,4 +61,7 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "a loop over the heads": edit("y = scaled_dot_product_attention(q, k, v, causal)", LOOP),
     "divides by the root of d_model": edit("w.T, num_heads)", "w.T, num_heads) / num_heads**0.25"),
+    "no gradient through the weights": edit(
+        "return weights.masked_fill", "return weights.detach().masked_fill"
+    ),
 }

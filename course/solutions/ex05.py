@@ -59,4 +59,8 @@ WRONG = {  # name -> what of the reference it replaces
     "no gradient reaches the embedding": edit(
         'weights["embed"][ids]', 'weights["embed"][ids].detach()'
     ),
+    "initial: uniform where it should be normal": edit(
+        "0.8 * torch.randn(vocabulary, width, generator=generator)",
+        "uniform(0.8 * width**0.5, vocabulary, width)",
+    ),
 }

@@ -40,4 +40,8 @@ WRONG = {  # name -> what of the reference it replaces
         "total += share.item()", "total = share.item() * len(rows) / len(part)"
     ),
     "asks twice for the rows": edit("total = 0.0", "total = 0.0 * len(batch(step))"),
+    "rows with strides": edit(
+        "rows.split(micro)",
+        "[rows[i :: -(-len(rows) // micro)] for i in range(-(-len(rows) // micro))]",
+    ),
 }

@@ -62,6 +62,7 @@ WRONG = {  # name -> what of the reference it replaces
         "max(due, key=lambda s: weights[s] / (had[s] + 1))",
         "min(i for i in range(len(had)) if had[i] < weights[i])",
     ),
+    "one key for all sources": edit("{seed}/{source}/", "{seed}/0/"),
 }
 
 SHUFFLE = "another bijection that looks as random"
