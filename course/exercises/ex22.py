@@ -9,9 +9,9 @@ fn takes tensors and returns one tensor; it may use others (weights) from outsid
    and may hold whole numbers. The result wants a gradient where that of fn(*args) does, and an
    argument that was changed in place before backward is a RuntimeError, as for fn(*args);
 2. until backward, autograd keeps the arguments and nothing that fn computed in between;
-3. fn runs once in forward and once in backward, and may draw random numbers (dropout): the second
-   time it draws the same, and whoever draws afterwards notices nothing (torch's global generator is
-   left as it was found);
+3. fn runs once in forward and once in each backward (there may be several), and may draw random
+   numbers (dropout): it draws the same each time, and whoever draws afterwards notices nothing
+   (torch's global generator is left as it was found);
 4. a call inside of fn may be a recompute, too.
 (All is on one device, and nobody uses torch.autocast, whose state would have to be kept as well.)
 
@@ -26,6 +26,7 @@ def recompute(fn, *args):
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import gc
+    from functools import cache
     from itertools import product
     from traceback import walk_stack
 
@@ -52,22 +53,27 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         """The expression, in which `recompute` is called -> all that can be seen of it."""
         gc.freeze()  # a collection need not look at what is older
         torch.manual_seed(10)
-        weight.grad = None
         made.clear()
         leaves = [torch.randn(64, 32, requires_grad=want) for want in wants]
         known = [weight]  # may be kept: arguments and results, too
         runs = []
+        results = []
 
-        def call(fn, *args):
-            def watched(*inputs):
+        @cache  # one function stays one
+        def watched(fn):
+            def watching(*inputs):
                 files = [frame.f_code.co_filename for frame, _ in walk_stack(None)]
                 assert library.__file__ not in files, "torch.utils.checkpoint is off limits"
                 runs.append(fn)
                 with Watch():
                     return fn(*inputs)
 
-            known.extend([*args, recompute(watched, *args)])
-            return known[-1]
+            return watching
+
+        def call(fn, *args):
+            results.append(recompute(watched(fn), *args))
+            known.extend([*args, results[-1]])
+            return results[-1]
 
         out = expression(call, *leaves)
         assert out.requires_grad == gradient, f"rule 1: requires_grad should be {gradient}"
@@ -77,7 +83,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         seen = [out.detach().clone(), torch.rand(3)]
         before = len(runs)
         if gradient:
-            out.square().sum().backward()
+            for part in (results[0], out):  # backward of the first, then of all
+                weight.grad = None
+                part.square().sum().backward(retain_graph=True)
         seen += [torch.rand(3), *(leaf.grad for leaf in (weight, *leaves))]
         return sum(kept), (before, len(runs)), seen
 
@@ -86,7 +94,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         _, (once, _), plain = run(lambda fn, *args: fn(*args), *given)
         kept, times, ours = run(answer.recompute, *given)
         assert kept < 64 * 32, f"rule 2, {case}: {kept:,} bytes that fn computed are kept"
-        right = once, once * (1 + gradient)
+        right = once, once + gradient * (1 + once)
         assert times == right, (
             f"rule 3, {case}: runs before and after backward {times}, not {right}"
         )
@@ -123,7 +131,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         judge(f"recompute(fn, a, b), {wants}", lambda c, a, b: c(layers, a, b), *wants)
     judge("recompute(fn, x, x)", lambda c, x: c(layers, x, x), True)
     judge("x + recompute(fn, x, e^y)", lambda c, x, y: x + c(layers, x, y.exp()), True, True)
-    judge("recompute(f, a) * recompute(g, a)", lambda c, a: c(other, a) * c(torch.sin, a), True)
+    judge("fn, sin and fn of a", lambda c, a: c(other, a) * c(torch.sin, a) * c(other, a), True)
     judge("whole numbers", lambda c, t: c(lookup, torch.arange(40), t.bfloat16()), True)
     judge("recompute(fn)", lambda c: c(lambda: other(weight)))
     judge("sin", lambda c, a: c(torch.sin, a), False, gradient=False)

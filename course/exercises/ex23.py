@@ -26,13 +26,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     from subject import same
     from torch import nn
 
-    class Table(nn.Module):
-        def __init__(self, rows: int, dtype=None) -> None:
+    class Places(nn.Module):
+        """With buffers only."""
+
+        def __init__(self, rows: int) -> None:
             super().__init__()
-            weight = torch.empty(rows, 4, dtype=dtype)
-            self.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
-            self.bias = nn.Parameter(torch.empty(()))
-            self.register_parameter("absent", None)
             self.register_buffer("places", torch.empty(rows, dtype=torch.int64))
             self.register_buffer("cos", torch.empty(rows), persistent=rows > 5)
             self.register_buffer("none", None)
@@ -41,10 +39,19 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         def reset_parameters(self) -> None:
             self.asked += 1
             with torch.no_grad():
-                self.weight.copy_(10 * torch.randn(self.weight.shape))
-                self.bias.fill_(self.asked)
-            self.places.copy_(torch.arange(len(self.places)))
-            self.cos.copy_(self.places.cos())
+                for t in (*self.parameters(recurse=False), *self.buffers(recurse=False)):
+                    t.copy_(10 * torch.randn(t.shape))
+
+    class Table(Places):
+        """A module with another one inside; it inherits reset_parameters."""
+
+        def __init__(self, rows: int, dtype=None) -> None:
+            super().__init__(rows)
+            weight = torch.empty(rows, 4, dtype=dtype)
+            self.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
+            self.bias = nn.Parameter(torch.empty(()))
+            self.register_parameter("absent", None)
+            self.inside = Places(rows)
 
     def build(shared: bool) -> nn.Module:
         """A container, so it has no reset_parameters."""
@@ -65,7 +72,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             for table in model["many"]:
                 table.weight = model["many"][0].weight
             for layer in others:
-                layer[1].weight = first[1].weight
+                layer[1].absent = first[1].weight
                 layer[2].weight = first[2].weight
                 layer[0].bias = first[1].bias
                 layer[2].cos = first[2].cos

@@ -20,9 +20,9 @@ step: one position more. q is (batch, n_head, head_dim), k and v are (batch, n_k
     positions of that row's text, the new one included; zeros for a row that pauses.
 
 Keys arrive rotated already, so their order in the ring does not matter. What is handed over belongs
-to the caller, who writes the next numbers into the same tensors. Dtypes stay as they are. The cache
-keeps at most 2 * batch * n_kv_head * window * head_dim numbers of that dtype, and 64 bytes a text
-for anything else (lengths, places).
+to the caller, who writes the next numbers into the same tensors and list. Dtypes stay as they are.
+The cache keeps at most 2 * batch * n_kv_head * window * head_dim numbers of that dtype, and 64
+bytes a text for anything else (lengths, places).
 """
 
 import torch
@@ -64,7 +64,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 weigh(part, sizes)
 
     def judge(B, H, G, D, window, lengths, steps, dtype=torch.float64, scale=1):
+        torch.use_deterministic_algorithms(True)  # new memory is full of NaN
         cache = answer.RingCache(B, G, window, D, dtype)
+        torch.use_deterministic_algorithms(False)
         texts = [torch.empty(2, 1, G, 0, D, dtype=dtype)] * B  # keys and values
         if lengths:
             given = torch.randn(2, B, max(lengths) + B - 1, G, D, dtype=dtype).transpose(2, 3)
@@ -73,6 +75,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 given[:, row, :, length:] = nan
             cache.prefill(*given, lengths)
             given.fill_(nan)
+            lengths.reverse()
         answer.RingCache(B, G, window, D, dtype)  # another one changes nothing
         q = torch.empty(B, H, D, dtype=dtype)
         new = torch.empty(2, B, G, D, dtype=dtype)

@@ -46,14 +46,14 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge({0.1: [inf, 2.0], 0.2: [nan, 1.0]}, "lower")
     judge({0.1: [2.0, 2.1], 0.2: [1.0, nan]}, "lower")
 
-    for n in (*[2, 3, 4, 5, 6] * 12, 300):  # means that lie on a parabola
+    for n in (*[2, 3, 4, 5, 6] * 12, 300):  # means that lie on a parabola above n
         rates = [0.001]
         for _ in range(n):
             rates.append(rates[-1] * rng.uniform(1.3, 4))
         logs = [math.log(rate) for rate in rates]
         at = rng.uniform(logs[0] - 0.5, logs[-1] + 0.5)
         bend = rng.uniform(0.1, 2)
-        means = [2 + bend * (x - at) ** 2 for x in logs]
+        means = [n + bend * (x - at) ** 2 for x in logs]
         least, second, *_ = sorted(means)
         best = means.index(least)
         right = {0: "lower", n: "higher"}.get(best, math.exp(at))
@@ -78,9 +78,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     sides = [1.01, 3.01] * 35_000  # 0.01 more, and the error is 0.005
     judge({1: sides, 2: [1.0, 3.0] * 35_000, 4: sides}, 2)
     judge({1: [2.5] * 3, 2: [2.31] * 3, 4: [2.5] * 3}, 2)  # no error at all
-    judge({1: [1.0, 5.2], 2: [2.0, 2.1], 4: [1.0, 5.2], 8: [9.0]}, 2)  # one run of a rate
+    judge({1: [1.0, 5.2], 2: [2.0, 2.1], 4: [1.0, 5.2], 8: [nan]}, 2)  # one run of a rate
     # the errors of the best and of its better neighbour count, and no others
     judge({1: [3.0, 3.0], 2: [2.0, 2.1], 4: [3.0, 3.0], 8: [2.06, 2.07], 16: [1.0, 9.0]}, 2)
     judge({1: [2.0, 4.0], 2: [2.0, 2.1], 4: [4.0, 4.1]}, "seeds")
-    judge({1: [4.0, 4.1], 2: [1.0, 3.1], 4: [3.0, 3.0]}, "seeds")
+    judge({1: [4.0, 4.1], 2: [1.0, 3.1], 4: [3.0] * 6}, "seeds")
     judge({1: [3.0, 3.0], 2: [2.0, 2.0], 4: [0.0, 6.02]}, 1.99655448)

@@ -8,11 +8,11 @@ The law: L(N) = E + A N^-a with E >= 0, A >= 0 and 0.01 <= a <= 3.
    compares the sum of squares with the least one that there is, and allows 0.1% more (or 1e-9).
 2. predict(sizes, losses, size, draws, seed) -> (low, middle, high). The middle is L(size) of the
    fit. For the interval, repeat the fit `draws` times on losses that could have been: those of the
-   fit, each multiplied by 1 + s z, where z is normal and s is the standard deviation of the fit's
-   relative errors, with n - 3 in place of n (three numbers were fitted). Each new fit predicts the
-   loss at `size`; multiply it by 1 + s z as well, as the new run has its own luck. low and high are
-   the 5% and the 95% quantile of these. The same seed gives the same interval. The judge fits about
-   700 times within 20 seconds, so one fit may take 25 ms.
+   fit, each multiplied by 1 + s z (by 0.001 if that is less), where z is normal and s is the
+   standard deviation of the fit's relative errors, with n - 3 in place of n losses (three numbers
+   were fitted). Each new fit predicts the loss at `size`; multiply it in the same way, as the new
+   run has its own luck. low and high are the 5% and the 95% quantile of these. The same seed gives
+   the same interval. The judge fits about 900 times within 20 seconds, so one fit may take 20 ms.
 3. predict needs at least 4 sizes that differ, fit 3: fewer are a ValueError, as is a
    loss that is not finite and positive. What you are given is not changed.
 """
@@ -62,7 +62,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge(sizes, [4.0, 3.0, 1.6, 0.4], (0, 46.75, 0.3323))  # E would be below 0
     judge(sizes, [1.0, 1.2, 1.1, 1.3], (1.1282039, 0, 0.01))  # A would
     judge(sizes, [2.0] * 4, (2, 0, 1))
-    judge(sizes, [2.0, 1.0, 1.0, 1.0], (1, 1e9, 3))  # steeper than any law
+    judge(sizes, [3.9, 0.7, 1.2, 1.3], (0.909377, 2.984034e9, 3))  # two valleys; the steep one
     truth = 0.01, 500, 0.9  # an absolute fit would follow the first loss alone
     judge(sizes, law(truth, sizes) * [1.1, 0.98, 1.01, 0.99], truth)
     three = [1e4, 1e5, 1e6, 1e6], [3.0, 2.0, 1.5, 1.5]
@@ -70,11 +70,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     answer.may("predict", once=True)
     widths = []
-    for losses, size, draws, *right in (  # right: of 20,000 draws
-        ([2.9875, 2.3116, 1.9737, 1.7503], 1e13, 200, 1.3698, 1.6017),  # far from all sizes
-        ([3.0073, 2.6477, 2.2839, 2.0065, 1.8973, 1.7342, 1.7441], 1.1e5, 300, 1.9278, 2.1113),
+    for n, losses, size, draws, *right in (  # right: of 20,000 draws
+        (4, [2.9875, 2.3116, 1.9737, 1.7503], 1e13, 200, 1.3698, 1.6017),  # far from all sizes
+        (7, [3.0073, 2.6477, 2.2839, 2.0065, 1.8973, 1.7342, 1.7441], 1.1e5, 200, 1.9278, 2.1113),
+        # sizes come twice, and A would be below 0
+        (4, [1.0, 1.05, 1.1, 1.15, 1.05, 1.1, 1.1, 1.15], 1e12, 400, 0.8295, 1.1691),
     ):
-        given = np.logspace(4, 6, len(losses)).tolist(), losses
+        given = np.logspace(4, 6, n).repeat(len(losses) // n).tolist(), losses
         low, _, high = answer.predict(*given, size, draws, 0)
         wide = right[1] - right[0]
         same([low, high], right, "(low, high)", 0, 0.25 * wide)
@@ -87,7 +89,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         near, again, other = (answer.predict(*given, size, 8, seed)[0] for seed in (1, 1, 2))
         same(again, near, "with the same seed once more, low")
         assert other != near, "another seed, the same interval"
-    width = sum(widths) / 2
+    width = sum(widths) / 3
     assert 0.86 < width < 1.16, f"rule 2: intervals are {width:.2f} times as wide as they should be"
 
     def refuses(name, *given) -> None:

@@ -59,8 +59,8 @@ def predict(sizes, losses, size, draws, seed):
     s = np.sqrt((off**2).sum() / (len(off) - 3))
     found = []
     for _ in range(draws):
-        other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off)))
-        found.append(law(fit(sizes, other), size) * (1 + s * rng.normal()))
+        *luck, own = np.maximum(1 + s * rng.normal(size=len(off) + 1), 0.001)
+        found.append(law(fit(sizes, law(fitted, sizes) * luck), size) * own)
     low, high = np.quantile(found, (0.05, 0.95))
     return float(low), float(law(fitted, size)), float(high)
 
@@ -70,9 +70,11 @@ WRONG = {  # name -> what of the reference it replaces
     "a law without E": edit(
         "    return E, A, ((E[:", "    E = 0 * E\n    A = sv / vv\n    return E, A, ((E[:"
     ),
-    "forgets the new run's own luck": edit("size) * (1 + s * rng.normal())", "size)"),
+    "forgets the new run's own luck": edit("size) * own)", "size))"),
     "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
-    "does not fit again": edit("law(fit(sizes, other), size)", "law(fitted, size)"),
+    "does not fit again": edit(
+        "law(fit(sizes, law(fitted, sizes) * luck), size)", "law(fitted, size)"
+    ),
     "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
 }
 
@@ -81,8 +83,6 @@ EQUIVALENT = {
     "for _ in range(9):: `9` -> `10`": "one round more of the same",
     "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
     "step = logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
-    "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
-    "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
-    "found.append(law(fit(sizes, other), size) * (1 + s * rng.normal())): "
-    "`1 + s * rng.normal()` -> `1 - s * rng.normal()`": SIGN,
+    "*luck, own = np.maximum(1 + s * rng.normal(size=len(off) + 1), 0.001): "
+    "`1 + s * rng.normal(size=len(off) + 1)` -> `1 - s * rng.normal(size=len(off) + 1)`": SIGN,
 }
