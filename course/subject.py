@@ -113,6 +113,8 @@ def places(x) -> list[tuple[int, int]]:
     """The addresses of what can be changed: an array's numbers, or a container itself."""
     found = []
     for part in parts(x):
+        if is_tensor(part) and part.itemsize == 2:  # numpy has no bfloat16, but its bits
+            part = part.detach().view(sys.modules["torch"].int16)
         numbers = array(part)
         if numbers is not None and numbers.size:
             found.append(np.lib.array_utils.byte_bounds(numbers))

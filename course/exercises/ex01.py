@@ -2,9 +2,9 @@
 
     predict(text, context, alpha) -> a list of 256 probabilities of the next byte
 
-`text` is what you count in, `context` the bytes before the one to predict; both are of type bytes.
-Let n(c, b) be how often the byte b comes right after the bytes c in the text, and n(c) the sum of
-n(c, b) over all b. Then the probability of b after the context c is
+`text` is what you count in, `context` the bytes before the one to predict, perhaps thousands;
+both are of type bytes. Let n(c, b) be how often the byte b comes right after the bytes c in the
+text, and n(c) the sum of n(c, b) over all b. Then the probability of b after the context c is
 
     p(b | c) = (n(c, b) + alpha * p(b | c')) / (n(c) + alpha)
 
@@ -78,8 +78,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     exams += [(t, bytes(rng.choices(b"abcd", k=12)), rng.randint(0, 4)) for t in letters]
     for text, exam, order in exams:
         judge_bits(text, exam, order, 2.0)
-        judge_bits(text, exam, order, 0.7)
         judge_bits(text, exam, order + 1, 0.7)
+    judge_bits(tens, 128 * b"x", 3, 1e-9)  # the product of all probabilities would be 0
+    judge_bits(20 * b"0\xefEo\x12\xf3.", b"\xd2`\x9a`]\xe2.", 6, 1.0)  # of one crc32
 
     # a long text: words of up to eight letters, of all bytes here and there
     words = [bytes(rng.choices(b"etaoins\n\x00\xff", k=rng.randint(2, 8))) for _ in range(400)]
@@ -88,10 +89,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     exam = long[200_000:213_000]
     for order in (0, 1, 3, 6):
         judge_bits(text[:20_000], exam[:20], order, 4.0)
-    judge_predict(text[:30_000], text[100:400], 500.0)
+    judge_predict(text[:5_000], text[100:1400], 500.0)
     for byte in (b"a", b"b"):  # the second text may be where the first one was
-        judge_predict(70_000 * byte, b"aa", 1.0)
-        judge_bits(70_000 * byte, b"aab", 2, 1.0)
+        judge_predict(byte.center(70_000, b"a"), b"aa", 1.0)
+        judge_bits(byte.center(70_000, b"a"), b"aab", 2, 1.0)
     for size, right in ((200, 1.641735547), (13_000, 1.523468702)):
         began = time.process_time()
         found = answer.bits_per_byte(text, exam[:size], 6, 32.0)

@@ -98,7 +98,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             found = function(*first, *given, *last)
 
         def close(found, right, what):
-            near = {f64: 1e-9, f32: 1e-5}.get(dtype, 5e-3)
+            near = {f64: 1e-9, f32: 1e-5}.get(dtype, 1e-2)
             same(found, right, what, 0, near * (1 + float(right.norm())), dtype)
 
         close(found, right.detach(), "the result")
@@ -109,7 +109,6 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     cases = [  # the first dimensions, T, S, D, E, those of the mask, dtype, size
         ((2,), 2, 5, 3, 3, None, f64, 1),
         ((), 3, 4, 2, 6, None, f64, 1),
-        ((2,), 4, 5, 3, 3, (), f64, 2),
         ((3, 2), 4, 4, 8, 8, (), f64, 2),
         ((3, 2), 4, 6, 5, 4, (3, 2), f64, 2),
         ((3, 2), 4, 4, 2, 2, (3, 1), f64, 2),
@@ -118,12 +117,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ((1,), 9, 300, 4, 4, (), f64, 1),
         ((), 3, 0, 2, 4, None, f64, 1),  # no keys
         ((2,), 3, 0, 2, 4, (), f16, 1),
-        ((), 4, 6, 4, 4, (), f32, 40),  # scores beyond 1,000
+        ((9,), 4, 6, 4, 4, (), f32, 1e5),  # scores below -10^9, too
         ((), 4, 6, 4, 4, None, f64, 60),
         ((2,), 9, 6, 4, 4, (2,), f64, 200),
         ((), 1, 70_000, 1, 1, None, f32, 1),
     ]
-    for lead, T, S, D, E, masked, dtype, size in cases[3:7] + cases:
+    for lead, T, S, D, E, masked, dtype, size in cases[2:6] + cases:
         mask = None
         if masked is not None:
             mask = torch.rand(*masked, T, S, generator=draw) < 0.6
@@ -143,6 +142,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         tensors = {f"{x}_proj_weight": normal(width, width, dtype=dtype) for x in "qkvo"}
         tensors["in_features"] = normal(*shape, dtype=dtype)
         judge(answer.multihead_self_attention, heads_slowly, [width, heads], tensors)
+
+    x = torch.eye(258, dtype=torch.bfloat16)[:, -1:]  # all 0, but for the last position
+    found = answer.multihead_self_attention(1, 1, *[x[-1:]] * 4, x)
+    assert not found[:-1].any(), "positions look at a later one"
 
     counts = {}
     for T, heads in ((3, 2), (30, 2), (30, 8)):

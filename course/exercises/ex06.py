@@ -57,6 +57,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         top = max(scores)
         power = [math.exp((score - top) / (temperature or 1)) for score in scores]
         left = (top_p if temperature else 1e-9) * math.fsum(power)
+        if temperature and top_p == 1:
+            left = math.inf
         for b in sorted(range(len(scores)), key=lambda b: (-scores[b], b)):
             power[b] = power[b] * (left > 0)
             left -= power[b]
@@ -95,7 +97,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def edges(scores, temperature, top_p):
         """The same scores after any text, and u at both sides of where each token begins."""
         sums = {0.0, *sums_of(scores, temperature, top_p)}
-        us = [total + d for total in sums for d in (-1e-9, 1e-9) if 0 <= total + d < 1]
+        us = [total + d for total in sums for d in (-1e-9, 1e-9) if 0 <= total + d < 1] + [0.0]
         writes([0], 2, temperature, top_p, lambda tokens: scores, us)
 
     rng = random.Random(8)
@@ -104,8 +106,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for temperature, top_p in product((0, 0.3, 1.0, 3.0), (0.1, 0.5, 0.9, 1.0)):
             edges(scores, temperature, top_p)
     edges([5000.0, 5001.0, 4000.0], 0.7, 1.0)
-    edges([3.0, 3.005], 0.005, 1.0)  # cold is not greedy
-    edges([1.0] * 70_000 + [3.0, 3.0], 0, 1.0)  # as large as a real vocabulary
+    cold = 2.0**-30
+    edges([3.0, 3.0 + cold], cold, 1.0)  # cold is not greedy
+    edges([1.0] * 300, 1.0, 0.501)
+    edges([-50.0, 0.0], 1.0, 1.0)  # the second is 1 to the last digit, but the first is not cut
 
     def depends(tokens):
         """On where the model stands, and on the token there."""
@@ -115,8 +119,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     writes([0, 299, 1, 1, 0], 3, 0.8, 0.9, depends, us)
     writes([3], 1, 0, 1.0, depends, [])
     writes([3] * 70_000, 300, 1.0, 1.0, depends, us[:2])
+    large = [1.0] * 70_000 + [3.0, 3.0]  # as large as a real vocabulary
+    for temperature in (0, 1.0):
+        writes([0], 4, temperature, 1.0, lambda tokens: large, us[:2])
     almost = math.nextafter(1.0, 0.0)
-    equal = [-math.inf, 0.0, 0.0, 0.0, 0.0]  # two: the sum before the third is not below 0.5
-    writes([0], 4, 1.0, 0.5, lambda tokens: equal, [0.0, 0.25, 0.5, almost])
+    edges([-math.inf, 0.0, 0.0, 0.0, 0.0], 1.0, 0.5)  # the sum before the third is not below 0.5
     tenths = [math.log(0.1)] * 10 + [-math.inf]  # ten times 0.1 is below 1 for the computer
     writes([0], 4, 1.0, 1.0, lambda tokens: tenths, [almost])

@@ -2,16 +2,17 @@
 
     train(weights, loss, batch, update, steps, micro) -> the loss of each step, a list of floats
 
-`weights` is a list of tensors that require gradients. batch(step) gives the rows of a step, a
-tensor (rows, ...); loss(rows) the mean of their losses, a tensor of one number; update(step)
-changes the weights, using their `.grad`. For step = 0, 1, ... `steps` - 1:
+`weights` is a list of tensors that require gradients; a tied one may be in it twice. batch(step)
+gives the rows of a step, a tensor (rows, ...); loss(rows) the mean of their losses, a tensor of one
+number, also in bfloat16; update(step) changes the weights, using their `.grad`. For step = 0, 1,
+... `steps` - 1:
 1. ask for the rows of this step, once;
 2. no more than `micro` rows fit into memory at a time: go through the rows in passes, in their
    order, each row in one pass, all passes of `micro` rows but the last, which may be smaller;
 3. when update(step) is called, once for each step and after its last pass, the gradients are those
    of the mean loss over *all* rows of the step. backward *adds* to `.grad`: so whatever is there
-   from before, from an earlier step or another caller, must not be in it, and a pass must count by
-   its share of the rows;
+   from before, from an earlier step, another caller or batch(step), must not be in it, and a pass
+   must count by its share of the rows;
 4. the loss of a step is the mean over all its rows, as it was before the update: a float of
    Python's, not a tensor, which would keep its graph;
 5. backward frees what forward has kept: of the passes, one at most is in memory at any time.
@@ -55,11 +56,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def normal(*shape):
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    def judge(rows, micro, steps):
+    def judge(rows, micro, steps, dtype=torch.float64):
         data = normal(steps, rows, 6)
-        weights = [normal(5), normal(), normal(2)]  # the last is in no loss
-        for w in weights:
-            w.requires_grad_().grad = 100 * w.detach()
+        weights = [w.requires_grad_() for w in (normal(5), normal(), normal(2))]
+        weights += weights[:1]  # tied; normal(2) is in no loss
         asked = []
         passes = []
         means = []
@@ -73,10 +73,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             assert not alive, f"rule 5: forward of a pass begins while {left}"
             passes.append(part.clone())
             with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-                return mean_loss(part)
+                return mean_loss(part).to(dtype)
 
         def batch(step):
             asked.append(step)
+            for w in weights:
+                w.grad = 100 * w.detach()
             return data[step].clone()
 
         def update(step):
@@ -101,9 +103,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         assert calls == (steps, steps, 0), f"batch, update, passes at the end: {calls}"
         floats = [isinstance(found, float) for found in losses]
         assert isinstance(losses, list) and all(floats), f"rule 4: {losses} is no list of floats"
-        same(losses, means, "rule 4: the losses")
+        same(losses, means, "rule 4: the losses", torch.finfo(dtype).eps ** 0.5)
 
     for case in ((4, 2, 3), (9, 4, 3), (10, 6, 2), (5, 8, 2), (3, 1, 3), (2, 2, 0)):
         judge(*case)
     judge(70_000, 300, 1)
     judge(2, 1, 1200)
+    judge(1024, 1, 1, torch.bfloat16)

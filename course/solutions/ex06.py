@@ -11,7 +11,8 @@ def distribution(scores, temperature, top_p):
     p = powers / powers.sum()
     order = np.argsort(-p, kind="stable")  # of equal ones, the smaller number first
     before = np.cumsum(p[order]) - p[order]
-    p[order[before >= top_p]] = 0
+    if top_p < 1:  # else rounded sums may reach it
+        p[order[before >= top_p]] = 0
     return p / p.sum()
 
 
