@@ -67,8 +67,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     tens = 3 * b"abcdefghij" + b"defghik"
     cases = [(b"aab", b"a"), (b"aaaa", b"aa"), (b"abab", b"ab"), (b"", b"xy"), (b"abcabd", b"")]
     cases += [(b"xyz", b"yz"), (b"ab", b"abcab"), (b"a.b|a", b"."), (b"a\n\na\n", b"\n")]
-    cases += [(bytes([0, 255, 0, 254]), b"\0"), (b"abcabcabd", b"zab"), (b"bcabxacab", b"ca")]
-    cases += [(tens, tens[:10])]
+    cases += [
+        (bytes([0, 255, 0, 254]), b"\0"),
+        (b"abcabcabd", b"zab"),
+        (b"bcabxacab", b"ca"),
+        (tens, tens[:10]),
+    ]
     cases += [(text, bytes(rng.choices(b"abcd", k=rng.randint(0, 4)))) for text in 2 * letters]
     for text, context in cases:
         judge_predict(text, context, 1.0)

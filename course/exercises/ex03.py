@@ -14,10 +14,10 @@ being one number (of shape (), (1,), (1, 1) ...):
 2. leaves in the `grad` of every other node its slope by this call, and nothing of an earlier one;
 3. undoes broadcasting. In an operation numpy repeats a parent of shape (3,) or (2, 1) or () until
    it fits the others, and the rule returns a gradient of the shape of the *node*, (2, 3), say (one
-   that takes a shape apart, as reshape's, may return the parent's already). The
-   parent's gradient is the sum over the repetitions, and has the parent's shape. If the rule
-   returns [[1, 2, 3], [4, 5, 6]], a parent of shape (3,) gets [5, 7, 9], one of (2, 1) gets
-   [[6], [15]], one of () gets 21;
+   that takes a shape apart, as reshape's, may return the parent's already). The parent's gradient
+   is the sum over the repetitions, and has the parent's shape. If the rule returns
+   [[1, 2, 3], [4, 5, 6]], a parent of shape (3,) gets [5, 7, 9], one of (2, 1) gets [[6], [15]],
+   one of () gets 21;
 4. calls every rule once, with a gradient of the node's shape, however many paths lead through it;
    a node can have 70,000 of them;
 5. works for a graph that is 5,000 operations deep. Python gives up at about 1,000 calls in calls,
@@ -83,9 +83,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         return node(a.twin * b.twin, a, lambda g: g * b.data, b, lambda g: g * a.data)
 
     def total(a):
-        return node(
-            a.twin.sum().view(1, 1, 1, 1), a, lambda g: np.broadcast_to(g.sum(), a.data.shape)
-        )
+        return node(a.twin.sum().view([1] * 4), a, lambda g: np.broadcast_to(g.sum(), a.data.shape))
 
     def scaled(k):
         """A rule that returns one array for both parents."""

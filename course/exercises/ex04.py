@@ -108,18 +108,16 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     cases = [  # the first dimensions, T, S, D, E, those of the mask, dtype, size
         ((2,), 2, 5, 3, 3, None, f64, 1),
-        ((), 3, 4, 2, 6, None, f64, 1),
+        ((), 3, 4, 2, 6, None, f64, 60),
         ((3, 2), 4, 4, 8, 8, (), f64, 2),
         ((3, 2), 4, 6, 5, 4, (3, 2), f64, 2),
-        ((3, 2), 4, 4, 2, 2, (3, 1), f64, 2),
+        ((3, 2), 4, 4, 2, 2, (3, 1), f64, 200),
         ((2,), 4, 4, 16, 16, (), torch.bfloat16, 1),
         ((2,), 4, 4, 16, 16, (), f16, 1),
         ((1,), 9, 300, 4, 4, (), f64, 1),
         ((), 3, 0, 2, 4, None, f64, 1),  # no keys
         ((2,), 3, 0, 2, 4, (), f16, 1),
         ((9,), 4, 6, 4, 4, (), f32, 1e5),  # scores below -10^9, too
-        ((), 4, 6, 4, 4, None, f64, 60),
-        ((2,), 9, 6, 4, 4, (2,), f64, 200),
         ((), 1, 70_000, 1, 1, None, f32, 1),
     ]
     for lead, T, S, D, E, masked, dtype, size in cases[2:6] + cases:
@@ -144,8 +142,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         judge(answer.multihead_self_attention, heads_slowly, [width, heads], tensors)
 
     x = torch.eye(258, dtype=torch.bfloat16)[:, -1:]  # all 0, but for the last position
-    found = answer.multihead_self_attention(1, 1, *[x[-1:]] * 4, x)
-    assert not found[:-1].any(), "positions look at a later one"
+    assert not answer.multihead_self_attention(1, 1, *[x[-1:]] * 4, x)[:-1].any(), (
+        "positions look at a later one"
+    )
 
     counts = {}
     for T, heads in ((3, 2), (30, 2), (30, 8)):

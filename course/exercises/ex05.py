@@ -72,8 +72,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 z = w.double().flatten().sort().values / size
                 share = torch.erf(z / 2**0.5) if name in ("embed", "head") else z / 3**0.5
                 far = (share - torch.linspace(-1, 1, len(z))).abs().max()
-                off = abs(z.std() - 1)
-                assert max(far, off) < 6 * len(z) ** -0.5, (
+                assert max(far, abs(z.std() - 1)) < 6 * len(z) ** -0.5, (
                     f"{name} is not of size {size:.4g}, or uniform for normal, or the reverse"
                 )
         places = {w.data_ptr() for w in weights.values()}
@@ -96,8 +95,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         told.append((q, k, v, mask))
         return v + mask.to(v.dtype) @ (q * k)
 
-    cases = [(3, 4, 12, 4, 12), (1, 1, 4, 1, 0), (1, 300, 4, 2, 1), (2, 2, 4, 1, 257)]
-    for B, T, D, heads, blocks in cases:
+    for B, T, D, heads, blocks in (
+        (3, 4, 12, 4, 12),
+        (1, 1, 4, 1, 0),
+        (1, 300, 4, 2, 1),
+        (2, 2, 4, 1, 257),
+    ):
         w = {
             name: (normal(*shape) / D).requires_grad_()
             for name, (shape, _) in parts(250 * T, D, blocks).items()

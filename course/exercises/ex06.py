@@ -56,9 +56,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         """The sum of the probabilities up to each token; temperature 0 is a very small top_p."""
         top = max(scores)
         power = [math.exp((score - top) / (temperature or 1)) for score in scores]
-        left = (top_p if temperature else 1e-9) * math.fsum(power)
-        if temperature and top_p == 1:
-            left = math.inf
+        whole = temperature and top_p == 1  # nothing is cut
+        left = math.inf if whole else (top_p if temperature else 1e-9) * math.fsum(power)
         for b in sorted(range(len(scores)), key=lambda b: (-scores[b], b)):
             power[b] = power[b] * (left > 0)
             left -= power[b]
@@ -96,7 +95,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     def edges(scores, temperature, top_p):
         """The same scores after any text, and u at both sides of where each token begins."""
-        sums = {0.0, *sums_of(scores, temperature, top_p)}
+        sums = {*sums_of(scores, temperature, top_p)}
         us = [total + d for total in sums for d in (-1e-9, 1e-9) if 0 <= total + d < 1] + [0.0]
         writes([0], 2, temperature, top_p, lambda tokens: scores, us)
 
@@ -106,8 +105,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for temperature, top_p in product((0, 0.3, 1.0, 3.0), (0.1, 0.5, 0.9, 1.0)):
             edges(scores, temperature, top_p)
     edges([5000.0, 5001.0, 4000.0], 0.7, 1.0)
-    cold = 2.0**-30
-    edges([3.0, 3.0 + cold], cold, 1.0)  # cold is not greedy
+    edges([3.0, 3.0 + 2**-30], 2**-30, 1.0)  # cold is not greedy
     edges([1.0] * 300, 1.0, 0.501)
     edges([-50.0, 0.0], 1.0, 1.0)  # the second is 1 to the last digit, but the first is not cut
 
@@ -122,7 +120,6 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     large = [1.0] * 70_000 + [3.0, 3.0]  # as large as a real vocabulary
     for temperature in (0, 1.0):
         writes([0], 4, temperature, 1.0, lambda tokens: large, us[:2])
-    almost = math.nextafter(1.0, 0.0)
     edges([-math.inf, 0.0, 0.0, 0.0, 0.0], 1.0, 0.5)  # the sum before the third is not below 0.5
     tenths = [math.log(0.1)] * 10 + [-math.inf]  # ten times 0.1 is below 1 for the computer
-    writes([0], 4, 1.0, 1.0, lambda tokens: tenths, [almost])
+    writes([0], 4, 1.0, 1.0, lambda tokens: tenths, [math.nextafter(1.0, 0.0)])

@@ -2,10 +2,9 @@
 
     train(weights, loss, batch, update, steps, micro) -> the loss of each step, a list of floats
 
-`weights` is a list of tensors that require gradients; a tied one may be in it twice. batch(step)
-gives the rows of a step, a tensor (rows, ...); loss(rows) the mean of their losses, a tensor of one
-number, also in bfloat16; update(step) changes the weights, using their `.grad`. For step = 0, 1,
-... `steps` - 1:
+`weights` is a list of tensors that require gradients. batch(step) gives the rows of a step, a
+tensor (rows, ...); loss(rows) the mean of their losses, a tensor of one number, also in bfloat16;
+update(step) changes the weights, using their `.grad`. For step = 0, 1, ... `steps` - 1:
 1. ask for the rows of this step, once;
 2. no more than `micro` rows fit into memory at a time: go through the rows in passes, in their
    order, each row in one pass, all passes of `micro` rows but the last, which may be smaller;
@@ -59,7 +58,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def judge(rows, micro, steps, dtype=torch.float64):
         data = normal(steps, rows, 6)
         weights = [w.requires_grad_() for w in (normal(5), normal(), normal(2))]
-        weights += weights[:1]  # tied; normal(2) is in no loss
+        # the last is in no loss
         asked = []
         passes = []
         means = []
