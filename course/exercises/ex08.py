@@ -70,9 +70,6 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge(x, inner, speeds, 3e-8)
     judge(x.reshape(3, 4, 3, 16), inner.reshape(3, 4), speeds, 3e-8)
     judge(x, mixed, speeds / 3, 3e-8)
-    for kind in (np.int8, np.uint8, np.int16, np.uint16):
-        ends = np.array([[np.iinfo(kind).max, np.iinfo(kind).min, 0, 5]], kind)
-        judge(x[:1, :4], ends, speeds, 3e-8)
     judge(x, mixed.astype(np.int16), speeds.astype(np.float32), 3e-8)
     judge(-x, mixed, speeds, 3e-8)
     tracemalloc.start()
@@ -82,6 +79,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     finally:
         tracemalloc.stop()
     assert most < 10**6, f"rule 2: it takes {most / 1e6:,.0f} MB"
+    for kind in (np.int8, np.uint8, np.int16, np.uint16):
+        ends = np.array([[np.iinfo(kind).max, np.iinfo(kind).min, 0, 5]], kind)
+        judge(x[:1, :4], ends, speeds, 3e-8)
     for shape in ((300, 1, 1, 2), (1, 70_000, 1, 2), (1, 2, 300, 4), (1, 1, 1, 600)):
         positions = rng.permutation(shape[0] * shape[1]).reshape(shape[:2])
         judge(rng.normal(size=shape), positions, rng.random(shape[3] // 2), 3e-8)
