@@ -23,6 +23,7 @@ import mutants
 import numpy as np
 import pytest
 import seeds
+import subject
 import torch
 from conftest import ROOT, environment, losses
 from tokens import count_tokens
@@ -152,6 +153,11 @@ def oracle(answer):
 def test_arrays_come_in_other_layouts_and_types(told, body, named):
     said = told(body, ARRAYS)
     assert all(name in said for name in named), said
+
+
+def test_16_bit_tensors_share_the_memory_that_they_have():
+    x = torch.zeros(8, dtype=torch.bfloat16)
+    assert subject.shared(x, x[4:]) and not subject.shared(x[:4], x[4:])
 
 
 def test_without_assertions_nothing_is_judged():
