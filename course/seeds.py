@@ -83,7 +83,9 @@ def printed(number: dict, output: str) -> float | None:
 
 
 def spread(number: dict) -> tuple[float, float]:
-    values = [one["value"] for one in number["seen"]] or [math.nan]
+    values = [one["value"] for one in number["seen"]]
+    if not values:
+        return math.nan, math.nan
     return min(values), max(values)
 
 

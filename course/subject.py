@@ -254,12 +254,11 @@ class Subject:
     def has(self, name: str) -> bool:
         return name in self.own
 
-    def may(self, name: str, change="", share=False, draw=False, whole="", once=False) -> None:
-        """What a function may do: change the arguments that are named, return what shares their
-        memory, draw from torch's global generator. The arguments in `whole` may come as whole
-        numbers of any type. `once`: its calls are not made again."""
-        given = dict(change=change.split(), share=share, draw=draw, whole=whole.split(), once=once)
-        self._may[name] = given
+    def may(self, name: str, change="", draw=False, whole="", once=False) -> None:
+        """What a function may do: change the arguments that are named, draw from torch's global
+        generator. The arguments in `whole` may come as whole numbers of any type. `once`: its calls
+        are not made again."""
+        self._may[name] = dict(change=change.split(), draw=draw, whole=whole.split(), once=once)
 
     def __getattr__(self, name: str):
         if name not in self.own:
@@ -276,7 +275,7 @@ class Subject:
         return value
 
     def _watched(self, name: str, function: Callable, skip: int = 0) -> Callable:
-        """skip: so many arguments, a method's self, are not looked at."""
+        """skip: how many arguments at the front, a method's self, are not looked at."""
         if name not in self._may:
             self.may(name)
         may = self._may[name]
@@ -311,8 +310,7 @@ class Subject:
             others = [(f"the argument {label}", value) for label, value in given.items()]
             others += [(f"that of {earlier}", result) for earlier, result, _ in held]
             for whose, value in others:
-                apart = may["share"] or not shared(found, value)
-                assert apart, f"the result shares memory with {whose}"
+                assert not shared(found, value), f"the result shares memory with {whose}"
             self._held.append((told, found, frozen(found)))
             if again and copyable(found):
                 kept.append((told, again, copied(found)))
@@ -359,12 +357,18 @@ class Subject:
     def late(self, seconds: float, frames: list[FrameType]) -> str:
         """The time was over; `frames` are where all threads were, the main one last."""
         call, began = self._last
-        stacks = [[*traceback.walk_stack(frame)][::-1] for frame in frames]
+        stacks = [[(f, line_of(f)) for f, _ in traceback.walk_stack(top)][::-1] for top in frames]
         line = next(filter(None, map(self._line, stacks)), "")
         ran = time.monotonic() - began
         if line and ran > seconds / 2:
             return f"no end in {ran:.0f} seconds{line}: {call}"
         return f"too slow: {seconds} seconds for {self._count:,} calls, the last one {call}{line}"
+
+
+def line_of(frame: FrameType) -> int:
+    """The jump back of a loop that ends with an `if` has no line: then the one before it."""
+    lines = [line for at, _, line in frame.f_code.co_lines() if line and at <= frame.f_lasti]
+    return frame.f_lineno or lines[-1]
 
 
 def shallow(function: Callable, values, named: dict):

@@ -111,9 +111,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ("yes", "no", "x y", 3, 0.3),
         ("a_b c", "a b_c", "x y", 2, 0.5),
         ("a\r\nb\r\nc", "a b  c", "x", 1, 0.9),
-        ("\u0e01\u0e31\u0e19", "\u0e01\u0e19", "x", 1, 0.9),
-        ("\u0930\u093e\u092e", "\u0930\u092e", "x y", 1, 0.9),
-        ("\u039f\u0394\u039f\u03a3", "\u03bf\u03b4\u03bf\u03c2", "x", 1, 0.9),
+        ("\u0e01\u0e31\u0e19", "\u0e01\u0e19", "x", 1, 0.9),  # a Thai vowel is of Mn, too
+        ("\u0930\u093e\u092e", "\u0930\u092e", "x y", 1, 0.9),  # an Indian one is of Mc
+        ("\u039f\u0394\u039f\u03a3", "\u03bf\u03b4\u03bf\u03c2", "x", 1, 0.9),  # sigma at the end
         ("a_b c", "a b c", "x y", 1, 0.5),
     ):
         judge({"x": x, "y": y}, expected, 64, 64, *options)
