@@ -295,7 +295,8 @@ class RunConfig:
     eval_tokens: Count = 10_485_760  # 20 x 524,288
     """Validation targets to score while training, always the same ones; the end scores all."""
     wandb: bool = False
-    """Send metrics.jsonl to Weights & Biases as well (as WANDB_MODE says, if it is set)."""
+    """Send metrics.jsonl to Weights & Biases as well (if its own settings, such as `wandb offline`,
+    allow it)."""
     profile: bool = False
     """Record a few steps: a trace, peak memory, and where the time goes; then stop."""
     plan: bool = False

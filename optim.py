@@ -2,8 +2,8 @@
 
 `build` takes groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
 their state already made. To add an optimizer, make its state (tensors) in `__init__` and add it to
-`build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name goes into config.py, and
-into READ_BY here. Next: flops.py.
+`build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name goes into config.py. Next:
+flops.py.
 """
 
 import math
@@ -237,21 +237,6 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 # width of 768. Another batch multiplies all of them by c(B) / c(rates_at), with c(B) = 1 / sqrt(1 +
 # B0 / B): noise bounds the step of a small batch (McCandlish et al. 2018). Another width multiplies
 # those of the tables by (width / 768)^-1/2. docs/scaling.md derives it, and says what was measured.
-
-READ_BY = {  # options that only some optimizers or schedules read
-    "adamw": {"lr"},
-    "muon": {"lr_scale", "matrix_lr", "embedding_lr", "head_lr", "rates_at"},
-    "wsd": {"decay", "final_lr"},
-    "cosine": {"final_lr"},
-}
-
-
-def unread_options(config, preset) -> list[str]:
-    """Options that differ from the preset's but that this optimizer and schedule do not read."""
-    read = READ_BY.get(config.optimizer, set()) | READ_BY.get(config.schedule, set())
-    read |= {"decay"} if config.decay_mixture else set()
-    unread = sorted(set().union(*READ_BY.values()) - read)
-    return [name for name in unread if getattr(config, name) != getattr(preset, name)]
 
 
 def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:

@@ -17,7 +17,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import model
 import optim
-from machinery import cli, code
+from machinery import cli, code, disk
 
 GATE_CHANNELS = 24  # what a gate looks at
 # Adam moves a weight by the rate, 0.005: a factor that is 100 times its weight, by 0.5.
@@ -180,8 +180,7 @@ def main(argv: list[str]) -> int:
     def with_idea():
         """A run with another idea is one of other code."""
         found, edits = known_code()
-        file = "benchmarks/tried.py"
-        idea = {f"{argv[0]} of {file}": found.files[file]}
+        idea = {f"{argv[0]} of benchmarks/tried.py": disk.sha256_of(Path(__file__).resolve())}
         return replace(found, files=found.files | idea), edits
 
     code.of_process = with_idea

@@ -8,7 +8,6 @@ git, the hashes of the files still say whether the code was the same. Next: fold
 import os
 import shlex
 import subprocess
-import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,35 +17,25 @@ from machinery.formats import Code
 from machinery.output import public
 
 ROOT = Path(__file__).resolve().parent.parent
-# What they do before, beside or after a run changes none of its numbers.
-OTHER_ROOMS = {"preparation", "stores", "instruments"}
-LARGEST_DIFF = 1 << 20  # characters of code.diff
+# What stands beside a run: it changes none of its numbers.
+BESIDE = {"preparation", "stores", "instruments", "benchmarks", "course", "tests"}
+BESIDE |= {"eval.py", "export.py", "prepare_data.py"}
 GIT_S = 10  # seconds; a slow file system must not keep a run from beginning
-MOST_NAMES = 4  # of files, in a line
 # Whatever the user's settings, so that `git apply` takes it.
 DIFF = "diff --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/".split()
 
 
-def loaded_files() -> list[str]:
-    """The project's files that this process has loaded, whichever program it runs, but for those of
-    OTHER_ROOMS; relative to ROOT, sorted."""
-    found = set()
-    pythons = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
-    pythons = [python for python in pythons if ROOT in python.parents]  # an environment inside it
-    for module in [*sys.modules.values()]:
-        path = Path(getattr(module, "__file__", None) or "/")
-        if path.suffix == ".py" and "site-packages" not in path.parts and path.is_file():
-            path = path.parent.resolve() / path.name  # what was typed may lead through a link
-            if path.is_relative_to(ROOT) and not any(map(path.is_relative_to, pythons)):
-                found.add(path.relative_to(ROOT))
-    return sorted(path.as_posix() for path in found if path.parts[0] not in OTHER_ROOMS)
+def files() -> list[str]:
+    """The Python files in ROOT and in its folders that compute; relative to ROOT, sorted."""
+    paths = [path for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py")) if path.is_file()]
+    names = [path.relative_to(ROOT) for path in paths]
+    return sorted(name.as_posix() for name in names if name.parts[0] not in BESIDE)
 
 
 def git(*words: str) -> str | None:
     """What git prints about ROOT; None if there is no git, it fails, or it takes too long."""
-    command = ["git", "-C", str(ROOT), *words]
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # as set in a hook
-    env["GIT_OPTIONAL_LOCKS"] = "0"
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
     try:
         done = subprocess.run(command, env=env, capture_output=True, timeout=GIT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -55,31 +44,27 @@ def git(*words: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit that is checked out; "" if there is none."""
-    said = git("rev-parse", "--quiet", "--verify", "HEAD")
+    """The commit that is checked out; "" if there is none, or only one of a folder around ROOT."""
+    said = git("rev-parse", "--quiet", "--verify", "HEAD") if (ROOT / ".git").exists() else None
     return said.strip() if said else ""
 
 
 @cache  # the files may be edited while a run trains with what was loaded
 def of_process() -> tuple[Code, str]:
     """The code of this process, when it is first asked for; and its edits that no commit has: a
-    diff, without what is secret in its URLs, its lines after LARGEST_DIFF left out."""
-    names = loaded_files()
-    files = {name: disk.sha256_of((ROOT / name).resolve()) for name in names}
+    diff, without what is secret in its URLs."""
+    names = files()
+    hashes = {name: disk.sha256_of((ROOT / name).resolve()) for name in names}
     head = commit()
-    tracked = git("ls-files", "-z", "--", *names) if head else None
-    if not tracked:  # no commit, or that of a project in whose folder this one lies
-        return Code(files=files), ""
-    new = [name for name in names if name not in tracked.split("\0")]
+    new = git("ls-files", "--others", "-z", "--", *names) if head else None
+    if new is None:
+        return Code(files=hashes), ""
     parts = [git(*DIFF, "--relative", "HEAD", "--", *names)]
-    parts += [git(*DIFF, "--no-index", "--", os.devnull, name) for name in new]
+    parts += [git(*DIFF, "--no-index", "--", os.devnull, name) for name in new.split("\0")[:-1]]
     if None in parts:
-        return Code(files=files), ""
+        return Code(files=hashes), ""
     edits = "".join(parts)
-    code = Code(commit=head, changed=edits != "", files=files)
-    if len(edits) > LARGEST_DIFF:
-        edits = edits[:LARGEST_DIFF].rpartition("\n")[0] + "\n"  # whole lines: none hides a secret
-    return code, public(edits)
+    return Code(commit=head, changed=edits != "", files=hashes), public(edits)
 
 
 def keep_edits(run_dir: Path) -> None:
@@ -90,7 +75,7 @@ def keep_edits(run_dir: Path) -> None:
     with suppress(OSError):  # there is none, or it cannot be read
         earlier = disk.read_text(path)
     if edits not in earlier:
-        disk.write_text(path, (edits + earlier)[:LARGEST_DIFF])
+        disk.write_text(path, edits + earlier)
 
 
 def difference(a: Code, b: Code, folders: tuple) -> str:
@@ -99,13 +84,8 @@ def difference(a: Code, b: Code, folders: tuple) -> str:
     names = sorted(n for n in a.files.keys() | b.files.keys() if a.files.get(n) != b.files.get(n))
     if not names:
         return ""
-    places = []
+    places = [f"{folder}/code.diff" for code, folder in zip((a, b), folders) if code.changed]
     if a.commit and b.commit and a.commit != b.commit:
-        paths = ["--", *names] if len(names) <= MOST_NAMES else []
-        places.append(shlex.join(["git", "diff", a.commit[:12], b.commit[:12], *paths]))
-    for code, folder in zip((a, b), folders):
-        if code.changed:
-            places.append(f"{folder}/code.diff")
-    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{', '.join(names[:MOST_NAMES])}{more} differ{'s' * (len(names) == 1)}{where}"
+        places.append(shlex.join(["git", "diff", a.commit[:12], b.commit[:12], "--", *names]))
+    where = f" ({', '.join(places)})" if places else ""
+    return f"{', '.join(names)} differ{'s' * (len(names) == 1)}{where}"

@@ -179,12 +179,6 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     ]
     if W == 1 and preset.run.parallel != "auto":
         lines.append(f"warning: --parallel {preset.run.parallel} has no effect on one rank")
-    unread = optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train)
-    if unread:
-        lines.append(
-            f"warning: {', '.join(unread)}: not read by --optimizer {config.optimizer} --schedule "
-            f"{config.schedule}"
-        )
     return "\n".join(lines)
 
 

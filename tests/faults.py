@@ -500,6 +500,12 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
     store.PROTOCOLS.update(protocols)
 
 
+def wandb_waits(limit_s: float) -> None:
+    from machinery import log
+
+    log.WANDB_S = limit_s
+
+
 def dies_in_file_operation(number: int) -> None:
     """SIGKILL before the operation of that number on the names of files, or after it if odd."""
     numbers = itertools.count(1)  # threads share it: each operation has a number of its own

@@ -1,4 +1,4 @@
-"""optim.py: Muon against a loop over matrices, the schedules' values, options that are not read."""
+"""optim.py: Muon against a loop over matrices, the schedules' values."""
 
 import dataclasses
 from functools import partial
@@ -20,7 +20,6 @@ from optim import (
     momentum_at,
     orthogonalize,
     set_schedule,
-    unread_options,
 )
 from throughput import orthogonalize_flops
 
@@ -183,13 +182,3 @@ def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset
     narrow = [factor * lr * by for lr, by in zip(tuned, (1, 2, 2, 1))]
     assert rates(config, 192) == pytest.approx(narrow)
     assert rates(dataclasses.replace(config, optimizer="adamw"), 192) == [config.lr] * 2
-
-
-def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():
-    preset = TrainConfig()
-    unread = lambda **given: unread_options(TrainConfig(**given), preset)
-    assert unread() == unread(lr_scale=2.0, decay=0.1) == unread(optimizer="adamw", lr=1.0) == []
-    assert unread(lr=1.0) == ["lr"] and unread(optimizer="adamw", matrix_lr=1.0) == ["matrix_lr"]
-    cosine = dict(schedule="cosine", decay=0.1)
-    assert unread(**cosine) == ["decay"] and unread(**cosine, decay_mixture=("a=1",)) == []
-    assert unread(schedule="multistep", final_lr=0.2) == ["final_lr"]

@@ -2,31 +2,31 @@
 
 import socket
 import sys
-import threading
-import time
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 from conftest import losses, metrics, read_lines, write_lines
 from faults import start
 
 from machinery import log
-from machinery.formats import Stamp, Start
+from machinery.formats import Start
 
+FAKE = """from types import SimpleNamespace
+Settings = SimpleNamespace
+def setup(): return SimpleNamespace(settings=SimpleNamespace(mode="offline"))
+"""
 WANDB = {
     "raises at import": "raise ImportError('broken')",
     "raises at init": "def init(**k): raise ConnectionError('no network')",
     "raises at log": "class R:\n def log(self, *a, **k): raise OSError('gone')\n"
     "def init(**k): return R()",
-    "exits": "import sys\ndef init(**k): sys.exit(3)",
 }
 START = Start(time=1.0, command="train.py", device="cpu", world_size=1, data_dir="data")
-SETTINGS = "class Settings:\n def __init__(self, **k): pass\n"
 
 
 @pytest.mark.parametrize("fault", WANDB)
 def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
-    (tmp_path / "wandb.py").write_text(SETTINGS + WANDB[fault])
+    (tmp_path / "wandb.py").write_text(FAKE + WANDB[fault])
     env = {"PYTHONPATH": str(tmp_path)}
     options = ("--wandb", "--eval_every", 4)
     text = start(small_data, tmp_path / "run", *options, env=env).end(0)
@@ -38,7 +38,7 @@ def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
 
 def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
     (tmp_path / "wandb.py").write_text(
-        f"{SETTINGS}class R:\n"
+        f"{FAKE}class R:\n"
         " def log(self, r, step): open(self.path, 'a').write(f'{step}\\n')\n"
         " def finish(self): open(self.path, 'a').write('end')\n"
         "def init(**k):\n r = R(); r.path = k['dir'] / 'seen'; return r\n"
@@ -56,34 +56,12 @@ def begin(folder, step: int = 1, validates: bool = False, **how) -> log.Log:
     return run_log
 
 
-def hangs(*args, **options):
-    threading.Event().wait()
-
-
-def interrupts(*args, **options):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("call", [hangs, interrupts])
-def test_a_wandb_that_never_returns_is_given_up(call, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(log, "WANDB_S", 0.05)
-    run_log = log.Log(tmp_path, is_first=True)
-    run_log.wandb = SimpleNamespace(log=call)
-    for step in (1, 2):
-        run_log.write(Stamp(step=step, loss=1.0))
-    assert capsys.readouterr().out.count("wandb is off") == 1
-    assert losses(tmp_path) == {1: 1.0, 2: 1.0}
-
-
 def test_wandb_which_keeps_the_command_sees_no_secret(tmp_path, monkeypatch):
     seen = []
-
-    def init(**how):
-        seen.extend(sys.argv)
-        return SimpleNamespace()
-
-    fake = SimpleNamespace(init=init, Settings=lambda **how: None)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    module = ModuleType("wandb")
+    exec(FAKE, vars(module))
+    module.init = lambda **how: seen.extend(sys.argv)
+    monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr(sys, "argv", ["train.py", "--mirror", "s3://KEY:hunter2@bucket/runs"])
     (tmp_path / "config.json").write_text("{}")
     begin(tmp_path, wandb=True)
@@ -91,22 +69,30 @@ def test_wandb_which_keeps_the_command_sees_no_secret(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkeypatch, capsys):
-    """The real SDK, and a port that takes connections and says nothing."""
+@pytest.mark.parametrize("settings", ["online", "offline", "disabled", "no key"])
+def test_what_wandb_sends_is_its_own_settings_to_decide(settings, small_data, tmp_path):
+    """The real SDK, and a server of one's own that takes connections and never answers: a run is as
+    it would be, a bounded time later."""
+    home = tmp_path / "home"
+    (home / ".config/wandb").mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-        monkeypatch.setenv("WANDB_MODE", "online")
-        monkeypatch.setattr(log, "WANDB_S", 2.0)
-        (tmp_path / "config.json").write_text("{}")
-        began = time.monotonic()
-        run_log = begin(tmp_path, wandb=True)
-        for step in (1, 2):
-            run_log.write(Stamp(step=step, loss=1.0))
-        assert time.monotonic() - began < 30
-    assert "wandb is off" in capsys.readouterr().out
-    lines = read_lines(tmp_path / "metrics.jsonl")
-    assert [line.get("step") for line in lines] == [None, 1, 2]
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        if settings != "no key":
+            netrc = home / ".netrc"
+            netrc.write_text(f"machine {address}\n login user\n password {'a' * 40}\n")
+            netrc.chmod(0o600)
+        if settings in ("offline", "disabled"):  # as `wandb offline` writes it
+            (home / ".config/wandb/settings").write_text(f"[default]\nmode = {settings}\n")
+        env = dict(HOME=str(home), WANDB_BASE_URL=f"http://{address}")
+        spoil = [("wandb_waits", 2.0)]
+        text = start(small_data, tmp_path / "run", "--wandb", spoil=spoil, env=env).end(0)
+        server.settimeout(0)
+        try:
+            asked = bool(server.accept())
+        except BlockingIOError:
+            asked = False
+    assert asked == ("wandb is off" in text) == (settings == "online")
+    assert len(losses(tmp_path / "run")) == 12
 
 
 def test_the_figures_of_a_long_run_are_kept(tmp_path):
