@@ -132,10 +132,10 @@ class Log:
         )
 
     def _try_wandb(self, call: Callable) -> None:
-        """What it raises does not stop a run."""
+        """What it raises does not stop a run, sys.exit included."""
         try:
             call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.print(f"wandb is off: {type(error).__name__}: {error}")
             self.wandb = None
 

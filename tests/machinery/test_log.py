@@ -20,6 +20,7 @@ WANDB = {
     "raises at init": "def init(**k): raise ConnectionError('no network')",
     "raises at log": "class R:\n def log(self, *a, **k): raise OSError('gone')\n"
     "def init(**k): return R()",
+    "exits": "import sys\ndef init(**k): sys.exit(3)",
 }
 START = Start(time=1.0, command="train.py", device="cpu", world_size=1, data_dir="data")
 
