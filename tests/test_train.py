@@ -383,3 +383,9 @@ def test_a_disk_that_is_full_for_the_status_does_not_hide_the_error():
     with pytest.raises(KeyError):
         with log.Log(Path("/dev/full"), is_first=True).outcome(SimpleNamespace(step=3)):
             raise KeyError
+
+
+def test_a_step_says_how_long_it_waited_for_data(small_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(RowLoader, "pop_wait_s", lambda loader: 0.5)
+    assert train_here(small_data, tmp_path) == 0
+    assert set(logged(tmp_path, "data_wait_ms")) == {500.0}
