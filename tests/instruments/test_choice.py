@@ -127,7 +127,7 @@ def test_what_is_no_question():
 def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     """By a model that knows one token: the likeliest answer is the one with most of it."""
     kept = []
-    (known,) = tokenizer.encode(" x")[:1]
+    (known,) = tokenizer.encode(" self")
 
     def model(ids, targets, reduction):
         return 5.0 - (targets == known).float()
@@ -137,13 +137,13 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     loaded = SimpleNamespace(model=model, tokenizer=tokenizer, origin=SimpleNamespace(tuned=False))
     loaded.keep_record = lambda **figures: kept.append(figures)
     path = tmp_path / "own.jsonl"
-    row = dict(query="q", choices=["x", "z"], gold=0)
-    write_lines(path, [row, row | dict(gold=1)])
+    row = dict(query="q", choices=["z", "self"], gold=1)
+    write_lines(path, [row] * 2)
 
     answer = lambda *task: choice.answer_all(choice.ChoiceConfig(task=task), lambda _: loaded)
 
     answer(str(path))
-    assert (kept[0]["task"], kept[0]["n"], kept[0]["hits"]) == (str(path), 2, 1)
+    assert (kept[0]["task"], kept[0]["n"], kept[0]["hits"]) == (str(path), 2, 2)
     assert kept[0]["chance_sd"] == pytest.approx(math.sqrt(2 / 4) / 2)
     write_json(path, row)
     for *task, said in (

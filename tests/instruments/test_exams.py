@@ -17,73 +17,21 @@ from config import UsageError
 from instruments.exams import choice
 from machinery.trained import EvalConfig
 
-WORDS = "red green blue black white brown gray pink café 日本 import def self".split()
-
-
-def keyed(i: int) -> dict:
-    texts = [WORDS[(i + 3 * k) % 13] for k in range(3 + i % 2)]
-    options = dict(text=texts, label=list("ABCD"[: len(texts)]))
-    return dict(question=f"Quem {i}?", choices=options, answerKey="ABC"[i % 3])
-
-
-def enem(i: int) -> dict:
-    texts = [WORDS[(i + 2 * k) % 13] for k in range(5)]
-    label = "Anulado" if i == 1 else "ABCDE"[i % 5]
-    question = f"Veja [[placeholder]] e [[placeholder]]. Qual {i}? "
-    return dict(question=question, alternatives=texts, label=label, description=["1", "[0] 2"])
-
-
-def exams(i: int) -> dict:
-    info = dict(language="Polish" if i == 2 else "Portuguese")
-    stem = dict(stem=f"O quê {i}?", choices=dict(text=["u", "v"], label=["A", "B"]))
-    return dict(question=stem, answerKey="@AAB"[i % 4], info=info)
-
-
-def m3exam(i: int) -> dict:
-    """2 has an option that is a picture, 3 no right one."""
-    texts = ("A casa", "red", "green", "blue", "" if i == 2 else "E. coli")
-    form = ("({}) {}", "{}. {}", "{}) {}")[i % 3]
-    return dict(
-        question_text=f"Onde {i}?",
-        background="" if i else "Um texto.",
-        answer_text="Anulada" if i == 3 else "eBCDA"[i % 5],
-        options=[*map(form.format, "ABCDE" if i else "abcde", texts)],
-    )
-
-
-def own(i: int) -> dict:
-    """Full answers; a space at the end of a question; and one longer than the model's rows."""
-    query = f"Why {i} {'of red ' * (40 if i == 5 else 1)}{WORDS[i]}?{' ' * (i % 2)}"
-    return dict(query=query, choices=[f"{WORDS[i]} {i}", "eats", WORDS[-i]], gold=i % 3)
-
-
-SETS = dict(enem=enem, oab=keyed, enem_challenge=keyed, exams_pt=exams, m3exam_pt=m3exam, own=own)
-OWN = """task: own
-dataset_path: here
-test_split: rest
-fewshot_split: examples
-fewshot_config: {sampler: first_n}
-num_fewshot: 2
-output_type: multiple_choice
-doc_to_text: "{{ query }}"
-doc_to_choice: choices
-doc_to_target: gold
-metric_list: [{metric: acc}, {metric: acc_norm}]
-"""
+HERE = ROOT / "tests/instruments/exams"  # ten rows by the schema of each set; a task of our own
 
 
 @pytest.fixture(scope="module")
 def taken(trained_run, tmp_path_factory):
-    """A folder with ten rows that are made here in place of each set; and task -> what lm_eval says
-    of each question: of our YAML files, and of one that has two rows as examples. The command is
-    the one that `eval.py choice` names."""
+    """task -> what lm_eval says of each question: of our YAML files, with the rows that are here in
+    place of the sets on the Hub; by the command that `eval.py choice` names."""
     pytest.importorskip("lm_eval")
     folder = tmp_path_factory.mktemp("exams")
     assert export.main([str(trained_run), "--out", str(folder / "FOLDER")]) == 0
     tasks = shutil.copytree(ROOT / "instruments/exams/tasks", folder / "instruments/exams/tasks")
-    (tasks / "own.yaml").write_text(OWN)
-    for name, row in SETS.items():
-        rows = [row(i) for i in range(10)]
+    shutil.copy(HERE / "own.yaml", tasks)
+    names = [path.stem for path in HERE.glob("*.jsonl")]
+    for name in names:
+        rows = read_lines(HERE / f"{name}.jsonl")
         parts = dict(train=rows, test=rows, dev=rows, examples=rows[:2], rest=rows[2:])
         for part, some in parts.items():
             write_lines(folder / f"{name}.{part}", some)
@@ -92,17 +40,14 @@ def taken(trained_run, tmp_path_factory):
         task = tasks / f"{name}.yaml"
         task.write_text(re.sub("dataset_path: .*", here, task.read_text()))
     with pytest.raises(UsageError) as error:
-        choice.read_task(",".join(SETS), 0)
+        choice.read_task(",".join(names), 0)
     words = shlex.split(re.search("lm_eval --.*", str(error.value))[0])
     words += "--device cpu --batch_size 4 --log_samples --output_path said".split()
     how = dict(env=environment(HF_HOME=str(folder / "home")), capture_output=True, text=True)
     done = subprocess.run(words, cwd=folder, timeout=600, **how)
     assert done.returncode == 0, done.stderr
-    said = {}
-    for path in sorted(folder.glob("said/**/samples_*.jsonl")):
-        task = re.fullmatch(r"samples_(.*?)_\d+-.*", path.name)[1]
-        said[task] = read_lines(path)
-    return folder, said
+    paths = folder.glob("said/**/samples_*.jsonl")
+    return {re.match(r"samples_(.*)_\d+-", path.name)[1]: read_lines(path) for path in paths}
 
 
 def asked(line: dict) -> dict:
@@ -113,17 +58,16 @@ def asked(line: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_both_find_the_same_log_likelihoods_and_accuracies(taken, own_run, capsys):
+def test_both_find_the_same_log_likelihoods_and_accuracies(taken, own_run, tmp_path, capsys):
     """Of the questions as lm_eval writes them out; and of a file whose first two are examples."""
-    folder, said = taken
     loaded = evaluate.load_model(EvalConfig(str(own_run), device="cpu", dtype="fp32"))
-    assert len(said) == 8  # enem has a task for each year
-    for task, lines in said.items():
-        file = folder / f"{task}.jsonl"
+    assert len(taken) == 8  # enem has a task for each year
+    for task, lines in taken.items():
+        file = tmp_path / "exam.jsonl"
         shots = 0
         write_lines(file, map(asked, lines))
         if task == "own":
-            file = folder / "own.test"
+            file = HERE / "own.jsonl"
             shots = 2
         questions = choice.read_task(str(file), shots)
         ours = choice.score(questions, loaded.model, loaded.tokenizer, 8)
@@ -139,8 +83,7 @@ def test_both_find_the_same_log_likelihoods_and_accuracies(taken, own_run, capsy
 
 @pytest.mark.slow
 def test_questions_are_written_out_as_the_sets_are(taken):
-    _, said = taken
-    found = {task: [*map(asked, lines)] for task, lines in said.items()}
+    found = {task: [*map(asked, lines)] for task, lines in taken.items()}
     years = [questions for task, questions in found.items() if "202" in task]
     assert len(years) == 3 and years[0] == years[1] == years[2]
     texts = "Pergunta: Veja 1 e [0] 2. Qual 0?\n A. red\n B. blue\n C. white\n D. gray\n E. café\n"
