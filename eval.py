@@ -3,19 +3,18 @@
     loss        nats per token and bits per byte on held-out text
     sample      continue prompts, or answer them if the model was tuned on conversations
     chat        talk with a model that was tuned on conversations
-    choice      multiple choice by log-likelihood: public exams, or your own file
+    choice      multiple choice by log-likelihood, from a file of questions
     core        the CORE score, with GPT-2's beside it
     look        a page on what the model does inside: where it looks, what each head is worth
-    noise       the gradient noise scale: the batch beyond which more tokens a step gain little
     tournament  models write after the same prompts, and a judge compares what they wrote
     serve       a page to try it
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
     plan        memory, hours, dollars and loss of a preset on another machine
 
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
-folder or hf:REPO. `loss`, `choice`, `core` and `noise` append their figures to eval.jsonl in the
-folder of the run or model. Uses the module uncompiled, on one device. bits_per_byte.py has the
-metric, instruments/ the commands. Next: session.py.
+folder or hf:REPO. `loss`, `choice` and `core` append their figures to eval.jsonl in the folder of
+the run or model. Uses the module uncompiled, on one device. bits_per_byte.py has the metric,
+instruments/ the commands. Next: session.py.
 """
 
 import machinery.needs  # first: it says which packages are missing
@@ -38,7 +37,6 @@ COMMANDS = {
     "choice": ("instruments.exams.choice", "answer_all", "ChoiceConfig"),
     "core": ("instruments.exams.core", "measure", "CoreConfig"),
     "look": ("instruments.pages.look", "look", "LookConfig"),
-    "noise": ("instruments.run.noise_scale", "measure", "NoiseConfig"),
     "tournament": ("instruments.exams.tournament", "play", "TournamentConfig"),
     "serve": ("instruments.talk.serve", "run", "ServeConfig"),
     "report": ("instruments.pages.report", "rewrite", "ReportConfig"),
@@ -54,6 +52,8 @@ def main(argv: list[str]) -> int:
     if argv[0] in ("-h", "--help"):
         print(__doc__)
         return 0
+    if argv[0] == "noise":
+        raise UsageError("lesson 25 measures the noise: python course/room/25_rates.py RUN")
     room, function, options = cli.find("command", argv[0], COMMANDS)
     module = importlib.import_module(room)
     run = getattr(module, function)

@@ -200,15 +200,13 @@ def our_law(rows: list[dict]) -> tuple[Law, str]:
 
 
 def predictions(ours: Law, theirs: Law) -> str:
-    """What the laws say of d12, d20 and d24; theirs as `--plan` has it from law.json."""
-    from instruments.run import forecast
-
+    """What the laws say of d12, d20 and d24; theirs for the text of the presets, as in `--plan`."""
     same = theirs.texts[1]  # the text of the presets, and the architecture that they began from
     alone = Law([row for row in theirs.rows if row["text"] == same])
     cells = []
     for name in ("d12", "d20", "d24"):
         N, D = shape_of(name)
-        figures = ours.predict(N, D), forecast.predict(N, D), alone.predict(N, D)
+        figures = ours.predict(N, D), theirs.predict(N, D, 1), alone.predict(N, D)
         figures = ["{:.3f} ({:.3f} to {:.3f})".format(*x) for x in figures]
         cells.append([name, short(N), short(D), *figures])
     header = ["preset", "weights", "tokens", "our law", "the published runs'"]
@@ -304,7 +302,7 @@ def newest(rows: list[dict]) -> list[dict]:
 
 
 def as_file(law: Law) -> dict:
-    """What instruments/run/forecast.py reads: the constants for the second text, and `draws` of
+    """Of the second text: the constants, which instruments/run/forecast.py reads, and `draws` of
     them, each with an error."""
     tree = dict(text=law.texts[1], **dict(zip("EAaBb", law.constants())))
     tree |= dict(factor=float(np.exp(law.p[5])), runs=len(law.rows))

@@ -9,16 +9,20 @@
 #
 # Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "An Empirical Model of Large-Batch
 # Training" (the noise scale), "Temperatura" (rate over batch), "Anotações detalhadas da Semana 1"
-# (Llama's growing batch). Core files: `optim.py`, the comment above `build`;
-# `instruments/run/noise_scale.py`. Before: lesson 24. Next: lesson 26. Takes 50 seconds on two
-# cores.
+# (Llama's growing batch). Core file: `optim.py`, the comment above `build`. Before: lesson 24.
+# Next: lesson 26. Takes 50 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
+import sys
+
 import numpy as np
 import torch
 
 from config import GPTConfig
+from data import order_of
+from eval import load_model
+from machinery.trained import EvalConfig, find_model
 from model import GPT
 from optim import Muon, lr_at, orthogonalize
 
@@ -120,23 +124,30 @@ def train(width: int, rows: int, f: float, seed: int, steps: int = 80) -> GPT:
     return model
 
 
-def moments(model: GPT) -> tuple[float, float]:
-    """Estimates of |G|^2 and of tr(Sigma) of one token, from the gradients of 256 rows."""
-    found = []
-    for row in lesson.draw(text, T, 256, torch.Generator().manual_seed(5)):
+def moments(model: GPT, rows: torch.Tensor) -> tuple[float, float]:
+    """Estimates of |G|^2 and of tr(Sigma) of one token, from the gradients of rows (n, T + 1)."""
+    n = len(rows)
+    total = torch.zeros(())
+    squares = 0.0
+    for row in rows:
         loss = model(row[None, :-1], row[None, 1:])
         gradient = torch.autograd.grad(loss, list(model.parameters()))
-        found.append(torch.cat([part.flatten() for part in gradient]))
-    g = torch.stack(found)  # (256, parameters)
-    spread = float((g - g.mean(0)).square().sum()) / 255  # tr(Sigma) of one row
-    return float(g.mean(0).square().sum()) - spread / 256, T * spread  # the mean has noise as well
+        g = torch.cat([part.flatten() for part in gradient]).double().cpu()
+        total = total + g
+        squares += float(g.square().sum())
+    mean_square = float((total / n).square().sum())
+    spread = (squares - n * mean_square) / (n - 1)  # tr(Sigma) of one row
+    T = rows.size(1) - 1
+    return mean_square - spread / n, T * spread  # the mean has noise as well
 
 
+columns = ["steps", "|G|^2", "tr(Sigma)", "B0, tokens"]
 rows = []
 for steps in (0, 20, 240):
-    G_sq, trace = moments(train(64, 8, 2, 0, steps))
+    drawn = lesson.draw(text, T, 256, torch.Generator().manual_seed(5))
+    G_sq, trace = moments(train(64, 8, 2, 0, steps), drawn)
     rows.append((steps, G_sq, trace, round(trace / G_sq)))
-lesson.table(["steps", "|G|^2", "tr(Sigma)", "B0, tokens"], rows, "the noise scale of a byte model")
+lesson.table(columns, rows, "the noise scale of a byte model")
 noise = [row[3] for row in rows]
 lesson.holds(noise[-1] > 5 * noise[0], "B0 is over 5 times as large after training as before")
 
@@ -146,8 +157,21 @@ lesson.holds(noise[-1] > 5 * noise[0], "B0 is over 5 times as large after traini
 # the bend equal in all directions, which no language model's is. And in a run nobody takes
 # gradients row by row. There one knows the norms at two sizes, of the first micro-batch and of the
 # whole step: two equations for |G|^2 and tr(Sigma). One step's answer is wild; so average each over
-# many steps, and divide once. `eval.py noise MODEL` measures B0 at a checkpoint.
+# many steps, and divide once.
 #
+# `python course/room/25_rates.py runs/tiny` measures a run of yours as well, on 256 of its training
+# rows. If |G|^2 comes out negative, the noise drowns it: take more rows.
+
+# %%
+for word in [] if "ipykernel" in sys.modules else sys.argv[1:]:
+    run = load_model(EvalConfig(**find_model(word), dtype="fp32"))
+    place_of = order_of(run.data)
+    drawn = np.stack([run.data.row("train", *place_of(i)) for i in range(256)]).astype(np.int64)
+    G_sq, trace = moments(run.model, torch.from_numpy(drawn).to(run.model.cos.device))
+    rows = [(run.origin.step, G_sq, trace, round(trace / G_sq))]
+    lesson.table(columns, rows, f"the noise scale of {run.run_dir.name}")
+
+# %% [markdown]
 # ## Width: by how much does one step move an output?
 # A rate that moves the outputs of a layer too far spoils what the next layer has learned. So ask,
 # for one step at rate 1: how long is the change of the output, over the length of the input? Muon's

@@ -3,8 +3,9 @@
 `statistics` gives the figures of a task, those that lm_eval prints among them; `verdict` says in
 words whether a figure means anything. Small models are at chance on most exams, so chance is
 computed from the questions themselves, and a model that always names the same letter is told apart
-from one that knows. A model that was tuned on conversations is asked in their template. eval.py
-calls `answer_all`. Next: questions.py and harness.py have the questions.
+from one that knows. A model that was tuned on conversations is asked in their template. Public
+exams are taken by lm_eval itself, from an export; tasks/ has those that it lacks. eval.py calls
+`answer_all`. Next: questions.py reads the questions.
 """
 
 import math
@@ -15,7 +16,7 @@ from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
 
-from config import Count, Dtype, UsageError, install
+from config import Count, Dtype, UsageError
 from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.questions import Question, from_file
 from machinery.output import say
@@ -34,12 +35,9 @@ class ChoiceConfig(EvalConfig):
     """Multiple choice: which answer does the model find likeliest?"""
 
     task: tuple[str, ...] = ()
-    """Tasks of lm_eval (hellaswag, arc_easy, mmlu ...) and of instruments/exams/tasks (enem, oab
-    ...), or JSONL files with `query`, `choices` and `gold`."""
+    """JSONL files with `query`, `choices` and `gold` on each line."""
     shots: int = 0
-    """Solved examples before each question."""
-    limit: int = 0
-    """Ask only N questions of each task, drawn from all, the same each time; 0: all."""
+    """Solved examples before each question: the first lines of its file."""
     batch: Count = 8
     """Answers per forward pass."""
     dtype: Dtype = "fp32"
@@ -49,16 +47,13 @@ class ChoiceConfig(EvalConfig):
 
 def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
-    if not config.task or "continuation" in config.task:
-        raise UsageError(
-            "choice needs an exam, as --task hellaswag, or a file of questions "
-            "(docs/evaluation.md); held-out text is scored by eval.py loss"
-        )
+    if not config.task:
+        raise UsageError("choice needs a file of questions: --task FILE.jsonl (docs/evaluation.md)")
+    asked = {task: read_task(task, config.shots) for task in config.task}
     loaded = load_model(config)
     tuned = loaded.origin.tuned
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
-    asked = {task: read_task(task, config) for task in config.task}  # all, before one is scored
     answered = {}
     for task, questions in asked.items():
         answered[task] = score(questions, loaded.model, loaded.tokenizer, config.batch, tuned)
@@ -66,18 +61,15 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         loaded.keep_record(**record)
 
 
-def read_task(task: str, config: ChoiceConfig) -> list[Question]:
-    """The questions of a task."""
-    if task.endswith(".jsonl") or Path(task).is_file():
-        found = from_file(task, config.shots, config.limit)
-    else:
-        try:
-            from instruments.exams import harness
-        except ImportError as error:
-            raise UsageError(
-                f"--task {task} needs the package {error.name}: {install('requirements-eval.txt')}"
-            ) from None
-        found = list(harness.questions(task, config.shots, config.limit))
+def read_task(task: str, shots: int) -> list[Question]:
+    """The questions of a file."""
+    if not task.endswith(".jsonl") and not Path(task).is_file():
+        raise UsageError(
+            f"--task {task} is no file; public exams are lm_eval's: python export.py MODEL, then "
+            "lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True "
+            f"--include_path instruments/exams/tasks --tasks {task}"
+        )
+    found = from_file(task, shots)
     if len(found) < 2:
         raise UsageError(f"{task} leaves {len(found)} to ask; a standard error needs 2 or more")
     return found
@@ -87,7 +79,7 @@ def score(
     questions: list[Question], model: GPT, tokenizer: Tokenizer, batch: int, tuned: bool = False
 ) -> Answered:
     """The nats of each question's answers."""
-    pairs = [encode_pair(tokenizer, *texts, tuned) for q in questions for texts in q.given]
+    pairs = [encode_pair(tokenizer, q.query, f" {a}", tuned) for q in questions for a in q.answers]
     nats = iter(x for x, _ in log_likelihoods(model, pairs, batch, tell=True))
     return [(question, [next(nats) for _ in question.answers]) for question in questions]
 

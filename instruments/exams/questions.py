@@ -1,9 +1,5 @@
-"""The questions of `eval.py choice` that need no download: those of a JSONL file.
+"""The questions of `eval.py choice`: those of a JSONL file. Next: choice.py scores them."""
 
-Next: harness.py, the questions of public exams; choice.py scores them all.
-"""
-
-import random
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Annotated
@@ -49,31 +45,16 @@ class QuestionLine(Asked):
 
 @dataclass(frozen=True)
 class Question:
-    """For each answer, a context and a continuation, whose log-likelihoods are compared."""
+    """Its answers, whose log-likelihoods after the query and a space are compared."""
 
-    given: tuple[tuple[str, str], ...]
-    answers: tuple[str, ...]  # without the space that stands before a continuation
+    query: str
+    answers: tuple[str, ...]
     gold: int  # which of the answers is right
 
 
-def from_file(path: str, shots: int, limit: int) -> list[Question]:
+def from_file(path: str, shots: int) -> list[Question]:
     """The questions of a JSONL file except its first `shots`, which precede each as solved
-    examples. limit: ask this many (0: all), a sample that is the same each time."""
+    examples."""
     rows = read_lines(path, QueryLine | QuestionLine)
     examples = "".join(f"{row.query} {row.choices[row.gold]}\n\n" for row in rows[:shots])
-    questions = []
-    for i in sample(range(shots, len(rows)), limit):
-        row = rows[i]
-        given = tuple((examples + row.query, f" {choice}") for choice in row.choices)
-        questions.append(Question(given, row.choices, row.gold))
-    return questions
-
-
-def sample(items, limit: int) -> list:
-    """`limit` of the items (0: all) in their order. Drawn, since files are often sorted by subject;
-    the same ones each time."""
-    items = list(items)
-    if limit and limit < len(items):
-        chosen = random.Random(0).sample(range(len(items)), limit)
-        items = [items[i] for i in sorted(chosen)]
-    return items
+    return [Question(examples + row.query, row.choices, row.gold) for row in rows[shots:]]

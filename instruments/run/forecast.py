@@ -3,9 +3,9 @@
 Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
 kernels, each at a rate that is assumed here. So the result is an estimate: close for wide models of
-heads of 128, while two published runs of narrow ones took 1.2 and 1.5 times as long: the page has
-their speed too. A run prints its true speed. `train.py PRESET --plan`: the page for this machine.
-Next: machinery/plan.py.
+heads of 128, while two published runs of narrow ones (docs/scaling.md) took 1.2 and 1.5 times as
+long. A run prints its true speed. `train.py PRESET --plan`: the page for this machine. Next:
+machinery/plan.py.
 """
 
 import json
@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 import config as cfg
@@ -35,8 +34,6 @@ NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow
 ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 DEPTHS = range(4, 41, 2)  # what --usd compares
-# Tokens per second that others published for the shapes of presets, on one H100.
-MEASURED = {"smol-135m": 50.3e9 / (2.73 * 86_400), "biatron-345m": 112_129}
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 
@@ -142,21 +139,14 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
         f"speed     an estimate: {short(own.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
         f"time      an estimate: {own.hours:,.2f} hours without validation{steps}{cost}",
     ]
-    tokens = own.plan.steps * own.plan.tokens_per_step
-    for name, tokens_per_s in MEASURED.items():
-        if preset.model == cfg.PRESETS[name].model:
-            hours = tokens / tokens_per_s / 3600
-            lines.append(
-                f"          {hours:,.2f} hours at the {short(tokens_per_s)} tok/s that others "
-                "published for this shape, on one H100"
-            )
     if is_dial:
-        guess, low, high = predict(matmul_weights(preset.model), tokens)
+        tokens = own.plan.steps * own.plan.tokens_per_step
+        guess = predict(matmul_weights(preset.model), tokens)
         lines.append(
-            f"loss      a guess: {guess:.3f} bits per byte of {law()['text']}, {low:.3f} to "
-            f"{high:.3f}, by the law of {law()['runs']} published runs (docs/scaling.md)"
+            f"loss      a guess: {guess:.3f} bits per byte of {law()['text']}, by the law of "
+            f"{law()['runs']} published runs (docs/scaling.md)"
         )
-    lines += each_depth(preset, world, peak, usd, usd / price) if usd else []
+    lines += each_depth(preset.run, world, peak, usd, usd / price) if usd else []
     return "\n".join(lines)
 
 
@@ -210,61 +200,35 @@ def on_the_dial(preset: cfg.Preset) -> bool:
 
 @lru_cache(maxsize=1)
 def law() -> dict:
-    """What `benchmarks/law.py` found: E, A, a, B, b and the factor of the text; the largest
-    weights and tokens of the runs; and draws of the six constants, each with an error."""
+    """What `benchmarks/law.py` found: E, A, a, B, b and the factor of the text."""
     return json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
 
 
-def loss_of(weights: float, tokens: float, E, A, a, B, b, factor) -> float:
+def predict(weights: float, tokens: float) -> float:
+    """Bits per byte."""
+    E, A, a, B, b, factor = (law()[name] for name in (*"EAaBb", "factor"))
     return factor * (E + A * weights**-a + B * tokens**-b)
 
 
-def predict(weights: float, tokens: float) -> tuple[float, float, float]:
-    """(bits per byte, the least, the most), as Law.predict of benchmarks/law.py computes it."""
-    found = law()
-    beyond = weights / found["weights"], tokens / found["tokens"]
-    far = sum(math.log2(max(1.0, times)) for times in beyond)  # doublings
-    each = [loss_of(weights, tokens, *six) for *six, _ in found["draws"]]
-    errors = [math.exp(error * max(1.0, far)) for *_, error in found["draws"]]
-    low, high = np.quantile(np.multiply(each, errors), (0.05, 0.95))
-    return loss_of(weights, tokens, *(found[name] for name in (*"EAaBb", "factor"))), low, high
-
-
-def alike(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
-    """Whether two (weights, tokens) differ in loss by less than the law's standard deviation."""
-    pairs = [(loss_of(*ours, *six), loss_of(*theirs, *six)) for *six, _ in law()["draws"]]
-    differences = np.subtract(*zip(*pairs))
-    return bool(abs(predict(*ours)[0] - predict(*theirs)[0]) <= differences.std())
-
-
-def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) -> list[str]:
+def each_depth(run: cfg.RunConfig, world, peak: float, usd: float, hours: float) -> list[str]:
     """What the dollars (as hours) buy at each depth whose state fits in memory; and the best."""
-    options = replace(asked.run, micro_batch=0)  # what fits one depth need not fit another
+    options = replace(run, micro_batch=0)  # what fits one depth need not fit another
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
     lines = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"]
-    bought = {}
-    losses = {}
+    found = []
     for depth in DEPTHS:
         preset = replace(cfg.preset_of_depth(depth), run=options)
-        run = estimate(preset, world, peak)
+        own = estimate(preset, world, peak)
         weights = matmul_weights(preset.model)
-        if run.plan.save_bytes > room:
+        if own.plan.save_bytes > room:
             break
-        bought[depth] = weights, 1 + int(run.tokens_per_s * 3600 * hours)
-        losses[depth], low, high = predict(*bought[depth])
-        lines.append(
-            f"{f'd{depth}':>17}{short(bought[depth][1]):>8}{bought[depth][1] / weights:>12.1f}  "
-            f"{losses[depth]:.3f} ({low:.3f} to {high:.3f})"
-        )
-    best = min(losses, key=losses.get)
-    reason = "best"
-    own = asked.model.n_layer
-    if own in bought and alike(bought[own], bought[best]):
-        best = own
-        reason = "as good as the best, as far as the law can tell"
-    run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
-    train = f"torchrun --nproc_per_node={world.world_size} train.py {run}"
-    return [*lines, f"{reason}: python prepare_data.py {run} && {train}"]
+        tokens = 1 + int(own.tokens_per_s * 3600 * hours)
+        loss = predict(weights, tokens)
+        found.append((loss, f"d{depth} --tokens {tokens / 1e9:.3g}B"))
+        lines.append(f"{f'd{depth}':>17}{short(tokens):>8}{tokens / weights:>12.1f}  {loss:.3f}")
+    _, best = min(found)
+    train = f"torchrun --nproc_per_node={world.world_size} train.py {best}"
+    return [*lines, f"best: python prepare_data.py {best} && {train}"]
 
 
 def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:
