@@ -1,17 +1,17 @@
 """A real S3 server on this machine, moto's, behind a middleware that can spoil what passes; and
 mirrors for the tests."""
 
-import contextlib
+import io
 import itertools
-import json
 import logging
+import random
 import threading
 from pathlib import Path
 
 import pytest
 from conftest import until  # noqa: F401
 
-from stores import mirror, store
+from stores import mirror
 from stores.mirror import Mirror
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
@@ -53,8 +53,6 @@ class Server:
         self.requests.append((method, path, len(body)))
 
         def answer(body: bytes) -> tuple[str, list, bytes]:
-            import io
-
             found = []
             inner = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
             chunks = self.app(inner, lambda status, headers, *_: found.append((status, headers)))
@@ -72,11 +70,9 @@ class Server:
         self._server.server_close()
 
     def env(self) -> dict[str, str]:
-        """What a process needs to reach it: the libraries' own variables, and short timeouts."""
-        patience = {"connect_timeout": 2, "read_timeout": 3, "retries": {"max_attempts": 1}}
-        options = {"endpoint_url": self.endpoint, "config_kwargs": patience}
+        """What a process needs to reach it: the libraries' own variables."""
         region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        return KEYS | region | {"AWS_ENDPOINT_URL": self.endpoint, "FSSPEC_S3": json.dumps(options)}
+        return KEYS | region | {"AWS_ENDPOINT_URL": self.endpoint}
 
     def s3(self):
         """A client of its own, to look at what is there, and to damage it."""
@@ -92,38 +88,24 @@ class Server:
     def content(self, key: str) -> bytes:
         return self.s3().get_object(Bucket="runs", Key=key)["Body"].read()
 
-    def put(self, key: str, content: bytes):
-        self.s3().put_object(Bucket="runs", Key=key, Body=content)
-
-
-@contextlib.contextmanager
-def s3_server():
-    server = Server()
-    server.s3().create_bucket(Bucket="runs")
-    try:
-        yield server
-    finally:
-        server.close()
-
 
 @pytest.fixture(scope="module")
 def server():
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
-    with s3_server() as running:
-        yield running
+    running = Server()
+    running.s3().create_bucket(Bucket="runs")
+    yield running
+    running.close()
 
 
 @pytest.fixture
 def s3(server, monkeypatch, request):
     """The server, in working order and for this process too; `.url` is this test's own folder."""
-    import fsspec.config
     import s3fs
 
     for name, value in server.env().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(server.env()["FSSPEC_S3"]))
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
     server.spoil = None
     server.folder = f"{request.node.name.partition('[')[0]}{next(_folders)}"
@@ -137,10 +119,9 @@ _folders = itertools.count()
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No long pauses, and a lease that is watched for a moment."""
-    monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.02, 0.04, 0.08, 0.16))
+    """A lease that is watched for a moment."""
     monkeypatch.setattr(mirror, "RENEW_S", 0.05)
-    monkeypatch.setattr(mirror, "WATCH_S", 2.0)
+    monkeypatch.setattr(mirror, "WATCH_S", 1.0)
 
 
 @pytest.fixture(params=["s3", "folder"])
@@ -155,3 +136,11 @@ def error(status: str, code: str):
     """An answer of S3 that refuses."""
     text = f"<Error><Code>{code}</Code><Message>{code} says the test</Message></Error>"
     return status, [("Content-Type", "application/xml")], text.encode()
+
+
+def refuses_a_quarter(method, path, body, answer):
+    """Busy: the answer that S3 asks its clients to repeat a request for."""
+    return error("503 Slow Down", "SlowDown") if _draw.random() < 0.25 else answer(body)
+
+
+_draw = random.Random(4)
