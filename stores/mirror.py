@@ -177,7 +177,7 @@ class Mirror:
                 if check and file == "trainer.json":
                     check(far, read_trainer(tmp))
             for small in SMALL:
-                content = self.store.read(f"{name}/{listed.run or ''}/{small}", LARGEST)
+                content = self.store.read(f"{name}/{listed.run or ''}/{small}")
                 own = self.log.run_dir / small
                 if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
                     disk.write_bytes(own, content)

@@ -33,7 +33,7 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
     store = Store(data_dir)
     far = is_published(data_dir)
     folder = Path(folder or CACHE)
-    text = store.read("manifest.json")
+    text = store.read("manifest.json", disk.LARGEST_SMALL)
     if text is None:
         option = f"--publish {store.url}" if far else f"--data_dir {store.url}"
         raise UsageError(

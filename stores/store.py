@@ -17,7 +17,7 @@ from machinery.errors import DataError, StorageError, reason_of
 from machinery.output import public
 
 PROTOCOLS = {"s3", "gs", "hf", "file"}
-LARGEST = 1 << 34  # bytes of an object: it is in memory on its way
+LARGEST = 1 << 33  # bytes of an object: it is in memory on its way
 
 
 class Store:
@@ -70,13 +70,12 @@ class Store:
             return [PurePosixPath(found).name for found in self.fs.ls(path, detail=False)]
         return []
 
-    def read(self, name: str, most: int = disk.LARGEST_SMALL) -> bytes | None:
-        """An object, of which at most `most` bytes are wanted; None if there is none."""
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        """An object, or its first `most` bytes, if it may not be empty; None if there is none."""
         with self._reaching(name, "read") as path, contextlib.suppress(FileNotFoundError):
             if self.is_local:  # never a pipe, which would be waited for
-                return disk.read_bytes(path, most)
-            with self.fs.open(path, "rb") as file:
-                return file.read(most)
+                return disk.read_bytes(path, most or LARGEST)
+            return self.fs.cat_file(path, end=most)
         return None
 
     def fetch(self, name: str, file: Path, sha256: str, most: int = LARGEST) -> None:

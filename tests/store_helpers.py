@@ -1,7 +1,6 @@
 """A real S3 server on this machine, moto's, behind a middleware that can spoil what passes; and
 mirrors for the tests."""
 
-import io
 import itertools
 import logging
 import random
@@ -12,7 +11,7 @@ import pytest
 from conftest import until  # noqa: F401
 
 from stores import mirror
-from stores.mirror import Mirror
+from stores.mirror import Lease, Mirror
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
 
@@ -31,8 +30,8 @@ def open_mirror(url, log=None, run_dir="run") -> Mirror:
 
 
 class Server:
-    """S3 at `.endpoint`, with a bucket `runs`. spoil(method, path, body, answer) sees each request
-    and returns (status, body), or calls answer(body) for those of the real server."""
+    """S3 at `.endpoint`, with a bucket `runs`. spoil(method, path) sees each request, and returns
+    an error ("403 AccessDenied") to refuse it."""
 
     def __init__(self):
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -41,29 +40,21 @@ class Server:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.app = DomainDispatcherApplication(create_backend_app)
         self.spoil = None
-        self.requests = []  # method, path, bytes of the body
+        self.requests = []  # method, path
         self._server = make_server("127.0.0.1", 0, self, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self._server.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def __call__(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        length = int(environ.get("CONTENT_LENGTH") or 0)
-        body = environ["wsgi.input"].read(length) if length else b""
-        self.requests.append((method, path, len(body)))
-
-        def answer(body: bytes) -> tuple[str, list, bytes]:
-            found = []
-            inner = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-            chunks = self.app(inner, lambda status, headers, *_: found.append((status, headers)))
-            return *found[0], b"".join(chunks)
-
-        if self.spoil:
-            status, headers, content = self.spoil(method, path, body, answer)
-        else:
-            status, headers, content = answer(body)
-        start_response(status, headers)
-        return [content]
+        self.requests.append((method, path))
+        refusal = self.spoil and self.spoil(method, path)
+        if not refusal:
+            return self.app(environ, start_response)
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        text = f"<Error><Code>{refusal[4:]}</Code><Message>so says the test</Message></Error>"
+        start_response(refusal, [("Content-Type", "application/xml")])
+        return [text.encode()]
 
     def close(self):
         self._server.shutdown()
@@ -119,9 +110,15 @@ _folders = itertools.count()
 
 @pytest.fixture
 def quick(monkeypatch):
-    """A lease that is watched for a moment."""
+    """A lease that is watched for a moment, and renewed no longer than the test lasts."""
     monkeypatch.setattr(mirror, "RENEW_S", 0.05)
     monkeypatch.setattr(mirror, "WATCH_S", 1.0)
+    taken = []
+    honest = Lease._renew_often
+    monkeypatch.setattr(Lease, "_renew_often", lambda own: taken.append(own) or honest(own))
+    yield
+    for own in taken:
+        own._over.set()
 
 
 @pytest.fixture(params=["s3", "folder"])
@@ -132,15 +129,9 @@ def url(request, tmp_path, quick):
     return str(tmp_path / "far")
 
 
-def error(status: str, code: str):
-    """An answer of S3 that refuses."""
-    text = f"<Error><Code>{code}</Code><Message>{code} says the test</Message></Error>"
-    return status, [("Content-Type", "application/xml")], text.encode()
-
-
-def refuses_a_quarter(method, path, body, answer):
+def refuses_a_quarter(method, path):
     """Busy: the answer that S3 asks its clients to repeat a request for."""
-    return error("503 Slow Down", "SlowDown") if _draw.random() < 0.25 else answer(body)
+    return "503 SlowDown" if _draw.random() < 0.25 else None
 
 
 _draw = random.Random(4)

@@ -15,17 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import flip, losses, metrics, parameters, read_json, write_json
 from faults import start
-from store_helpers import (  # noqa: F401
-    Notes,
-    error,
-    open_mirror,
-    quick,
-    refuses_a_quarter,
-    s3,
-    server,
-    until,
-    url,
-)
+from store_helpers import Notes, open_mirror, quick, refuses_a_quarter, s3, server, until, url  # noqa: F401
 from test_checkpoint import TENSORS, assert_same, at, build, names, snapshot, steps_in, train
 
 from config import UsageError
@@ -133,9 +123,11 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
     toy.store.remove("step_00000003/MANIFEST.json")  # killed while it was copied
     toy.store.remove(f"{place}/{BIG}")
     toy = toy.replaced()
+    toy.saver.keep_every = 5
     assert toy.far_steps() == [1, 3, 4] and toy.load()[0] == 1
-    toy.save(5)
-    assert toy.far_steps() == [1, 4, 5]  # what was half copied is gone
+    for step in (5, 6, 7):
+        toy.save(step)
+    assert toy.far_steps() == [1, 5, 6, 7]  # what was half copied is gone
 
 
 def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
@@ -150,43 +142,32 @@ def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
     with pytest.raises(UsageError, match=f"{s3.url}/run/step_00000001"):
         toy.saver.resume(toy.model, toy.optimizers, check=refuse)
     assert names(toy.root) == []
-    assert not [path for _, path, _ in s3.requests[before:] if path.endswith(TENSORS)]
+    assert not [path for _, path in s3.requests[before:] if path.endswith(TENSORS)]
     for name in (f"{toy.place(1)}/{BIG}", "step_00000001/MANIFEST.json"):
         toy.store.write(name, b"{}")
         with pytest.raises(CheckpointError):  # all are damaged: never a silent fresh start
             toy.load()
-
-
-def test_a_run_that_has_only_half_an_upload_starts_anew(tmp_path):
-    """Its machine was lost in the middle of the first: there is nothing that could be lost."""
-    toy = Toy(tmp_path)
-    toy.save(1)
-    toy.store.remove("step_00000001/MANIFEST.json")
-    toy = toy.replaced()
+    toy.store.remove("step_00000001/MANIFEST.json")  # its upload was cut short: nothing to lose
     assert toy.saver.resume(toy.model, toy.optimizers) is None and names(toy.root) == []
-    toy.saver.keep_every = 4
-    for step in (8, 9, 10, 11):
-        toy.save(step)
-    assert toy.far_steps() == [8, 10, 11] == steps_in(toy.root)
 
 
-@pytest.mark.parametrize("how", ["a name", "the copy's name", "a hash"])
-def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
+def test_a_manifest_of_a_stranger_reaches_nothing_else(tmp_path):
     toy = Toy(tmp_path)
     toy.save(1)
+    shutil.rmtree(toy.root / "step_00000001")
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     tree = json.loads(toy.store.read("step_00000001/MANIFEST.json"))
-    if how == "a name":
-        tree["files"]["../../../victim"] = tree["files"]["trainer.json"]
-    if how == "the copy's name":
-        tree["copy"] = "../../.."
-    if how == "a hash":
-        tree["files"]["trainer.json"] = ["x"]
-    toy.store.write("step_00000001/MANIFEST.json", json.dumps(tree).encode())
-    shutil.rmtree(toy.root / "step_00000001")
-    with pytest.raises(CheckpointError):
-        toy.load()
+    files = tree["files"]
+    for forged in (
+        {"files": files | {"../../../victim": files["trainer.json"]}},
+        {"files": files | {"trainer.json": ["x"]}},
+        {"copy": "../../.."},
+        {"run": "../../.."},
+    ):
+        toy.store.write("step_00000001/MANIFEST.json", json.dumps(tree | forged).encode())
+        with pytest.raises(CheckpointError):
+            toy.load()
     assert victim.read_bytes() == b"mine" and names(toy.root) == []
 
 
@@ -198,18 +179,15 @@ def test_nothing_outside_the_run_is_sent(tmp_path):
     mine.write_bytes(b"SECRETKEY")
     path = toy.root / "step_00000001"
     tree = read_json(path / "MANIFEST.json")
-    for name in (str(mine), "../../../id_rsa", "link", "folder/id_rsa"):
-        (path / "link").unlink(missing_ok=True)
-        (path / "folder").unlink(missing_ok=True)
-        (path / "link").symlink_to(mine)
-        (path / "folder").symlink_to(tmp_path)
+    (path / "link").symlink_to(mine)
+    for name in (str(mine), "../../../id_rsa", "link"):
         forged = tree | {"files": tree["files"] | {name: disk.sha256_of(mine)}}
         write_json(path / "MANIFEST.json", forged)
-        with pytest.raises((DataError, OSError)):
+        with pytest.raises(DataError):
             toy.mirror.upload(path)
     (toy.root.parent / "config.json").symlink_to(mine)
     os.mkfifo(toy.root.parent / "report.html")
-    (toy.root.parent / "samples.jsonl").write_text("{}")
+    toy.lines.write_text("{}")
     toy.saver.finish()
     sent = [p.read_bytes() for p in (tmp_path / "far").rglob("*") if p.is_file()]
     assert b"{}" in sent and not any(b"SECRETKEY" in content for content in sent)
@@ -246,21 +224,14 @@ def test_what_a_killed_upload_left_in_a_folder_is_removed(tmp_path):
     assert (far / "slow").read_bytes() == b"half" and other.exists()
 
 
-FAILING = {
-    "no rights": lambda method, path, body, answer: error("403 Forbidden", "AccessDenied"),
-    "full": lambda m, p, b, a: (
-        error("507 Insufficient Storage", "QuotaExceeded") if m == "PUT" else a(b)
-    ),
-}
-
-
-@pytest.mark.parametrize("how", FAILING)
+@pytest.mark.parametrize("how", ["no rights", "full"])
 def test_a_store_that_fails(how, tmp_path, s3):  # noqa: F811
     """Saves go on, nothing that is not whole counts, and once it works again, so does the mirror.
     A start stops with one sentence instead of forking the run's history."""
     toy = Toy(tmp_path, s3.url)
     toy.save(1)
-    s3.spoil = FAILING[how]
+    full = lambda method, path: "507 QuotaExceeded" if method == "PUT" else None
+    s3.spoil = full if how == "full" else lambda method, path: "403 AccessDenied"
     toy.save(2)
     (text,) = (line for line in toy.log if "could not upload step_00000002" in line)
     assert s3.url in text and "\n" not in text
@@ -319,26 +290,22 @@ def test_a_lease_that_nobody_renews_is_taken_over(left, tmp_path):
     assert len(log) == 1 and store.read("lease") is None
 
 
-def test_of_two_that_start_at_once_one_goes_on(url, stops, monkeypatch):  # noqa: F811
-    """Both have seen the same dead lease before either writes."""
-    Store(url).write("lease", b"dead 0 of a machine that is gone")
+def test_of_two_that_start_at_once_one_goes_on(tmp_path, stops, monkeypatch):
+    """Both have seen no lease before either writes."""
     both = threading.Barrier(2)
     honest = Lease._write
 
     def write(own):
         both.wait(20)
         honest(own)
-        both.wait(20)
         monkeypatch.setattr(Lease, "_write", honest)
 
     monkeypatch.setattr(Lease, "_write", write)
     with ThreadPoolExecutor(2) as pool:
-        pair = list(pool.map(lease, [url, url]))
+        pair = list(pool.map(lease, [tmp_path, tmp_path]))
     until(lambda: stops)
     time.sleep(5 * mirror.RENEW_S)  # the other goes on
-    assert stops == [signal.SIGTERM] and [own.is_ours() for own in pair].count(True) == 1
-    for own in pair:
-        own.give_back()
+    assert stops == [signal.SIGTERM] and sorted(own.is_ours() for own in pair) == [False, True]
 
 
 def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path, s3, stops):  # noqa: F811
@@ -376,7 +343,7 @@ def test_a_store_that_has_lost_the_lease_gets_it_again(tmp_path, stops):
 
 
 @pytest.mark.parametrize("part", [TENSORS, "run/metrics.jsonl", "step_00000002/MANIFEST.json"])
-def test_a_machine_that_wakes_up_damages_nothing(part, tmp_path, url, stops, monkeypatch):  # noqa: F811
+def test_a_machine_that_wakes_up_damages_nothing(part, tmp_path, url, monkeypatch):  # noqa: F811
     """Stopped in mid-upload, before one of its requests, until its successor has published the same
     step: what that has published stays whole, and the newest."""
     monkeypatch.setattr(mirror, "RENEW_S", 60.0)  # the pause holds both threads of a machine
@@ -402,8 +369,6 @@ def test_a_machine_that_wakes_up_damages_nothing(part, tmp_path, url, stops, mon
         old.save(3)
     _, begun, state, successor = slept
     assert begun == 1
-    old.saver.finish()
-    assert stops == [signal.SIGTERM]
     whole = [s for s in (1, 2, 3) if old.store.read(f"step_{s:08d}/MANIFEST.json")]
     assert whole == [1, 2]  # of the third there may be files, which nobody reads
     shutil.rmtree(successor.root)
@@ -417,7 +382,6 @@ def test_a_machine_that_wakes_up_damages_nothing(part, tmp_path, url, stops, mon
         "a stale line" if is_late else "the line of the successor"
     )
     assert successor.save(3) and successor.far_steps()[-1] == 3
-    successor.saver.finish()
 
 
 # ------------------------------------------------------------------------- machines that are lost
@@ -437,15 +401,24 @@ def is_free(s3) -> bool:  # noqa: F811
     return f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
 
 
-@pytest.mark.parametrize("kills, steps", [(2, 12), pytest.param(20, 40, marks=pytest.mark.slow)])
-def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s3):  # noqa: F811
+LIVES = [
+    (2, 12, None),
+    pytest.param(1, 12, refuses_a_quarter, marks=pytest.mark.slow),
+    pytest.param(20, 40, None, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("kills, steps, busy", LIVES)
+def test_the_machine_is_lost_at_any_moment(kills, steps, busy, small_data, tmp_path, s3):  # noqa: F811
     """SIGKILL, and run folder and data are gone; the same command elsewhere goes on from the newest
-    whole checkpoint in the store, if there is one, and ends with the same bits."""
+    whole checkpoint in the store, if there is one, and ends with the same bits. Also if the store
+    is too busy for a quarter of the requests."""
     draw = random.Random(kills)
     resumed_from = []
     args = ["--steps", steps, *ARGS]
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
     stage.publish(Manifest.load(small_data), f"{s3.url}/data")
+    s3.spoil = busy
     for life in range(kills + 1):
         machine = tmp_path / f"machine_{life}"
         durable = newest_in(s3)
@@ -511,83 +484,51 @@ def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_p
 
 
 def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
-    """And the next machine goes on there."""
+    """And the next machine goes on there; not before."""
     options = ["--save_every", 0, "--mirror", s3.url]
     spoil = [SHORT, ("hold", 3)]
     alive = start(small_data, tmp_path / "a" / "run", *options, spoil=spoil, env=s3.env())
-    alive.until_step(3).kill(signal.SIGTERM).end(143)
+    alive.until_step(3)
+    second = start(small_data, tmp_path / "b" / "run", *options, spoil=[SHORT], env=s3.env())
+    assert "is in use by process" in second.end(2)
+    alive.kill(signal.SIGTERM).end(143)
     step = newest_in(s3)
     assert 3 <= step < 12
     sent = s3.keys(f"{s3.folder}/run/step_{step:08d}")
     (status,) = (key for key in sent if key.endswith(".run/status.json"))
     assert json.loads(s3.content(status))["state"] == "preempted"
+    other = [*options, "--seed", 5]
+    start(small_data, tmp_path / "c" / "run", *other, spoil=[SHORT], env=s3.env()).end(2)
+    assert is_free(s3)  # however a run ends
     text = start(small_data, tmp_path / "b" / "run", *options, env=s3.env()).end(0)
     assert f"resumed at step {step}" in text and newest_in(s3) == 12
-    assert "has a lease" not in text
 
 
 def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
-    """A launcher kills them all soon after the first has ended. What has not come is sent again."""
+    """A launcher kills them all soon after the first has ended."""
     codes = []
 
-    def slow(method, path, body, answer):
-        if method == "PUT" and path.endswith("status.json") and b'"done"' in body:
+    def slow(method, path):
+        if method == "PUT" and path.endswith("status.json"):
             time.sleep(1)  # a rank that does not wait has ended by now
             codes.append([p.exitcode for p in two.processes])
-        return answer(body)
 
     s3.spoil = slow
-    options = (*ARGS, "--mirror", s3.url)
+    options = ("--mirror", s3.url)
     two = start(small_data, tmp_path / "run", *options, world=2, spoil=[SHORT], env=s3.env())
     two.end(0)
-    assert codes and all(of_ranks == [None, None] for of_ranks in codes)
+    assert len(codes) > 1 and all(of_ranks == [None, None] for of_ranks in codes)
     assert is_free(s3)
-    Store(f"{s3.url}/run").remove("step_00000012/MANIFEST.json")  # had that been all that was sent
-    start(small_data, tmp_path / "run", *options, env=s3.env()).end(0)
-    assert newest_in(s3) == 12
-
-
-def test_a_second_trainer_and_a_refused_command(small_data, tmp_path, s3):  # noqa: F811
-    """The first goes on; the lease is given back, however a run ends."""
-    options = ("--mirror", s3.url, *ARGS)
-    spoil = [SHORT, ("hold", 4, str(tmp_path / "go"))]
-    first = start(small_data, tmp_path / "run", *options, spoil=spoil, env=s3.env())
-    first.until_step(4)
-    spoil = [("lease", 0.1, 3)]
-    second = start(small_data, tmp_path / "b" / "run", *options, spoil=spoil, env=s3.env())
-    assert "Traceback" not in second.end(2)
-    (tmp_path / "go").touch()
-    first.end(0)
-    assert newest_in(s3) == 12
-    other = start(small_data, tmp_path / "run", *options, "--seed", 5, spoil=[SHORT], env=s3.env())
-    other.end(2)
-    assert is_free(s3)
-
-
-@pytest.mark.slow
-def test_a_store_that_is_busy_stops_no_run(small_data, tmp_path, s3):  # noqa: F811
-    """A quarter of its answers are 503: the run ends, and is restored elsewhere."""
-    plain, near, elsewhere = (tmp_path / name / "run" for name in ("plain", "near", "elsewhere"))
-    start(small_data, plain, *ARGS).end(0)
-    s3.spoil = refuses_a_quarter
-    options = [*ARGS, "--mirror", s3.url]
-    assert "could not" not in start(small_data, near, *options, env=s3.env()).end(0)
-    text = start(small_data, elsewhere, *options, env=s3.env()).end(0)
-    assert "step_00000012 is restored from" in text
-    assert losses(elsewhere) == losses(plain)
-    assert_same(parameters(elsewhere, 12), parameters(plain, 12))
 
 
 def test_no_secret_is_written_anywhere(small_data, tmp_path, s3):  # noqa: F811
-    """Of a URL with a password, of the keys in the environment: in no file of the run, here or in
-    the store, and in no output, that of failures included."""
-    secret = "hunter2"
+    """Of the keys in the environment, of a URL that is refused for its password: in no file, here
+    or in the store, and in no output."""
+    word = s3.env()["AWS_SECRET_ACCESS_KEY"]
     text = ""
-    for k, option in enumerate(("--mirror", "--data_dir")):
-        words = (*ARGS, option, f"s3://someone:{secret}@no-such-bucket/x")
-        text += start(small_data, tmp_path / f"{k}" / "run", *words, env=s3.env()).end(2)
-    start(small_data, tmp_path / "b" / "run", *ARGS, "--mirror", s3.url, env=s3.env()).end(0)
-    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    files += [s3.content(key) for key in s3.keys(s3.folder)]
-    for word in (secret, s3.env()["AWS_SECRET_ACCESS_KEY"]):
-        assert not any(word.encode() in content for content in files) and word not in text
+    for url, code in ((s3.url, 0), (f"s3://someone:{word}@bucket/x", 2)):  # noqa: F402
+        run_dir = tmp_path / str(code) / "run"
+        text += start(small_data, run_dir, "--mirror", url, env=s3.env()).end(code)
+    contents = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    contents += [s3.content(key) for key in s3.keys(s3.folder)]
+    assert contents and word.encode() not in b"".join(contents) and word not in text
