@@ -65,27 +65,12 @@ class Server:
         region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
         return KEYS | region | {"AWS_ENDPOINT_URL": self.endpoint}
 
-    def s3(self):
-        """A client of its own, to look at what is there, and to damage it."""
-        import boto3
-
-        keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), KEYS.values()))
-        return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", **keys)
-
-    def keys(self, prefix: str = "") -> list[str]:
-        pages = self.s3().get_paginator("list_objects_v2").paginate(Bucket="runs", Prefix=prefix)
-        return [found["Key"] for page in pages for found in page.get("Contents", [])]
-
-    def content(self, key: str) -> bytes:
-        return self.s3().get_object(Bucket="runs", Key=key)["Body"].read()
-
 
 @pytest.fixture(scope="module")
 def server():
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
     running = Server()
-    running.s3().create_bucket(Bucket="runs")
     yield running
     running.close()
 
@@ -98,6 +83,7 @@ def s3(server, monkeypatch, request):
     for name, value in server.env().items():
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdirs("runs", exist_ok=True)
     server.spoil = None
     server.folder = f"{request.node.name.partition('[')[0]}{next(_folders)}"
     server.url = f"s3://runs/{server.folder}"

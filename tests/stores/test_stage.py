@@ -37,8 +37,6 @@ def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manife
     assert copy.fingerprint == manifest.fingerprint and copy.dir != manifest.dir
     copy.check()
     copy.verify()
-    for split, i, row in (("train", 0, 49), ("train", 1, 7), ("val", 1, 1)):
-        assert (copy.row(split, i, row) == manifest.row(split, i, row)).all()
     files = {copy.dir / name for shard in copy.all_shards() for name, _, _ in shard.files()}
     before = {file: file.stat().st_mtime_ns for file in files}
     damaged, lost = sorted(files)[:2]
@@ -73,11 +71,11 @@ def test_publishing_sends_each_object_once_and_only_what_is_whole(s3, manifest, 
     before = len(s3.requests)
     stage.publish(manifest, s3.url)
     puts = [path for method, path in s3.requests[before:] if method == "PUT"]
-    assert [path.rpartition("/")[2] for path in puts] == ["manifest.json"]
+    assert len(puts) == 1 and puts[0].endswith("/manifest.json")
     flip(manifest.dir / manifest.all_shards()[1].file)
     with pytest.raises(DataError):
         stage.publish(manifest, f"{s3.url}/other")
-    assert f"{s3.folder}/other/manifest.json" not in s3.keys(s3.folder)
+    assert Store(f"{s3.url}/other").read("manifest.json") is None
 
 
 @pytest.mark.parametrize("name", ["../victim", "{tmp}/victim", "s/victim"])
@@ -94,14 +92,6 @@ def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp
         stage.publish(Manifest.load(manifest.dir), str(tmp_path / "far"))
     assert victim.read_bytes() == b"three years of work"
     assert not list(tmp_path.glob("fast/*/manifest.json"))
-
-
-def test_an_object_larger_than_it_should_be_is_not_taken_in(s3, manifest, tmp_path):  # noqa: F811
-    stage.publish(manifest, s3.url)
-    Store(s3.url).write(f"objects/{manifest.tokenizer_sha256}", bytes((64 << 20) + 1))
-    with pytest.raises(DataError):
-        stage.copy(s3.url, tmp_path / "fast")
-    assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file() and p.stat().st_size > 1e6]
 
 
 def test_a_folder_that_was_published_is_read_as_a_url_is(
