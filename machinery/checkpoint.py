@@ -104,9 +104,9 @@ def latest_valid(
             damaged += 1
         if name in far:
             try:
-                if mirror.restore(path, check):
-                    return path
-            except CheckpointError as error:
+                mirror.restore(path, check)
+                return path
+            except (CheckpointError, DataError) as error:
                 log(f"warning: {mirror.store.url}/{name} is not used: {error}")
                 damaged += 1
     if damaged:
@@ -300,10 +300,10 @@ class Checkpointer:
 
     def __post_init__(self):
         if self.mirror:
-            self.mirror.keep = self.keep
-            self.mirror.stays = self._stays
+            self.mirror.checkpointer = self
         self.team = Team()
-        self._resumed_from = self._best = ""  # names of checkpoints
+        self.best = ""  # the name of a checkpoint, as the next
+        self._resumed_from = ""
         self._valid: set[str] = set()  # names of those that this process has written or verified
         self._memory: dict[str, Tensor] = {}  # what _copy writes to
         self._thread: threading.Thread | None = None
@@ -393,9 +393,9 @@ class Checkpointer:
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, even while it is being saved, until another is better."""
-        self._best = f"step_{step:08d}"
-        if self.team.rank == 0 and (self.root / self._best).exists():
-            self._try("name the best", disk.write_text, self.root / "best", self._best)
+        self.best = f"step_{step:08d}"
+        if self.team.rank == 0 and (self.root / self.best).exists():
+            self._try("name the best", disk.write_text, self.root / "best", self.best)
 
     @property
     def busy(self) -> bool:
@@ -422,8 +422,8 @@ class Checkpointer:
         """End the run: wait for the save in flight, raise its failure, and close the mirror. All
         ranks wait for the first: if one exits, the launcher soon kills those that still work."""
         self.join(raises=True)
-        close = lambda: self.mirror.close(self.root / newest_first(self._valid)[0])
-        self.team.on_first(lambda: self.mirror and self._try("close the mirror", close))
+        finish = lambda: self.mirror.finish(self.root / newest_first(self._valid)[0])
+        self.team.on_first(lambda: self.mirror and self._try("finish the mirror", finish))
 
     def leave(self, kind, error, trace) -> None:
         """However a run ends, wait for a save in flight, unless it is waiting for a lost rank."""
@@ -455,7 +455,7 @@ class Checkpointer:
     def _tidy(self, path: Path) -> None:
         """After a save: `best`, the mirror, retention."""
         self._valid.add(path.name)
-        if self._best == path.name:
+        if self.best == path.name:
             self._try("name the best", disk.write_text, self.root / "best", path.name)
         if self.mirror:
             self._try(f"upload {path.name}", self.mirror.upload, path)
@@ -472,7 +472,7 @@ class Checkpointer:
 
     def _retain(self) -> None:
         """Delete all but the newest `keep` that this process has written or verified, the best,
-        and those that _stays() names."""
+        and those that stays() names."""
         found = checkpoints(self.root)
         kept = [path.name for path in found if path.name in self._valid][: self.keep]
         if len(kept) < self.keep:
@@ -487,11 +487,11 @@ class Checkpointer:
                 )
             kept.append(best)
         for path in found:
-            if path.name not in kept and not self._stays(path.name):
+            if path.name not in kept and not self.stays(path.name):
                 self._try(f"delete {path.name}", disk.set_aside, path)
         self._sweep(".trash-*")
 
-    def _stays(self, name: str) -> bool:
+    def stays(self, name: str) -> bool:
         """Whether this checkpoint is kept however old it is, here and in the mirror."""
         every = self.keep_every and int(name[5:]) % self.keep_every == 0
         return every or name in (self._resumed_from, f"step_{self.keep_step:08d}")

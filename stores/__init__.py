@@ -1,6 +1,6 @@
 """Optional: what leaves the machine. Delete this folder, and training runs without --mirror.
 
-store       failed requests are retried; a download is checked against its sha256
+store       objects under a URL; a download is checked against its sha256
 mirror      a run outlives its machine; two machines do not write one run
 stage       data is on a local disk, whole and verified, before the first step
 """

@@ -14,9 +14,9 @@ from machinery import disk
 from machinery.errors import DataError
 from machinery.output import say
 from machinery.shards import CACHE, Manifest, is_published
-from stores.store import Store
+from stores.store import LARGEST, Store
 
-THREADS = 16
+THREADS = 8
 
 
 def once_per_node(data_dir: str, folder: str, world) -> str:
@@ -33,7 +33,7 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
     store = Store(data_dir)
     far = is_published(data_dir)
     folder = Path(folder or CACHE)
-    text = store.read("manifest.json")
+    text = store.read("manifest.json", disk.LARGEST_SMALL)
     if text is None:
         option = f"--publish {store.url}" if far else f"--data_dir {store.url}"
         raise UsageError(
@@ -44,16 +44,16 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
 
     def bring(file: tuple[str, int, str]) -> None:
         name, size, sha256 = file
-        there = f"objects/{sha256}" if far else name
-        store.fetch(there, disk.inside(target, name), sha256, size or disk.LARGEST_SMALL)
+        path = disk.inside(target, name)
+        if not disk.has_sha256(path, sha256):
+            there = f"objects/{sha256}" if far else name
+            store.fetch(there, path, sha256, size or disk.LARGEST_SMALL)
 
     disk.sweep(target.rglob(disk.TEMPORARY))
-    is_there = lambda file: disk.has_sha256(disk.inside(target, file[0]), file[2])
+    need = sum(size for name, size, _ in manifest.files() if not (target / name).exists())
+    disk.check_room(target, need, "choose another --stage")
     with ThreadPoolExecutor(THREADS) as pool:
-        files = manifest.files()
-        missing = [file for file, whole in zip(files, pool.map(is_there, files)) if not whole]
-        disk.check_room(target, sum(size for _, size, _ in missing), "choose another --stage")
-        list(pool.map(bring, missing))
+        list(pool.map(bring, manifest.files()))
     disk.write_bytes(target / "manifest.json", text)
     return str(target)
 
@@ -61,16 +61,12 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
 def publish(manifest: Manifest, url: str) -> None:
     """Send the data to a store. Objects that it has already are not sent again."""
     store = Store(url)
-    store.sweep("", "objects/")
+    store.sweep()
     files = {sha256: disk.inside(manifest.dir, name) for name, _, sha256 in manifest.files()}
-    new = files.keys() - Store(url, "objects").names()
-
-    def send(sha256: str) -> None:
+    new = files.keys() - Store(f"{url.rstrip('/')}/objects").names()
+    for sha256 in new:
         if not disk.has_sha256(files[sha256], sha256):
             raise DataError(f"{files[sha256]} does not match manifest.json; it was not published")
-        store.send(f"objects/{sha256}", files[sha256])
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(send, new))
+        store.write(f"objects/{sha256}", disk.read_bytes(files[sha256], LARGEST))
     store.write("manifest.json", disk.read_bytes(manifest.dir / "manifest.json"))
     say(f"{store.url}: {len(files):,} objects, {len(new):,} of them new")

@@ -490,14 +490,12 @@ def mute(only_rank: int) -> None:
         dist.init_process_group = lambda *args, **kwargs: time.sleep(600)
 
 
-def store(renew_s: float, watch_s: float, *protocols: str) -> None:
-    """A lease that is renewed and watched for so long; and more protocols of URLs."""
-    from stores import mirror, store
+def lease(renew_s: float, watch_s: float) -> None:
+    """How often a mirror's lease is renewed, and how long it is watched."""
+    from stores import mirror
 
     mirror.RENEW_S = renew_s
     mirror.WATCH_S = watch_s
-    store.PAUSES_S = (0.05, 0.1, 0.2, 0.4)
-    store.PROTOCOLS.update(protocols)
 
 
 def wandb_waits(limit_s: float) -> None:

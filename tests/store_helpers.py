@@ -1,18 +1,17 @@
 """A real S3 server on this machine, moto's, behind a middleware that can spoil what passes; and
 mirrors for the tests."""
 
-import contextlib
 import itertools
-import json
 import logging
+import random
 import threading
 from pathlib import Path
 
 import pytest
 from conftest import until  # noqa: F401
 
-from stores import mirror, store
-from stores.mirror import Mirror
+from stores import mirror
+from stores.mirror import Lease, Mirror
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
 
@@ -31,8 +30,8 @@ def open_mirror(url, log=None, run_dir="run") -> Mirror:
 
 
 class Server:
-    """S3 at `.endpoint`, with a bucket `runs`. spoil(method, path, body, answer) sees each request
-    and returns (status, body), or calls answer(body) for those of the real server."""
+    """S3 at `.endpoint`, with a bucket `runs`. spoil(method, path) sees each request, and returns
+    an error ("403 AccessDenied") to refuse it."""
 
     def __init__(self):
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -41,90 +40,50 @@ class Server:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.app = DomainDispatcherApplication(create_backend_app)
         self.spoil = None
-        self.requests = []  # method, path, bytes of the body
+        self.requests = []  # method, path
         self._server = make_server("127.0.0.1", 0, self, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self._server.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def __call__(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        length = int(environ.get("CONTENT_LENGTH") or 0)
-        body = environ["wsgi.input"].read(length) if length else b""
-        self.requests.append((method, path, len(body)))
-
-        def answer(body: bytes) -> tuple[str, list, bytes]:
-            import io
-
-            found = []
-            inner = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-            chunks = self.app(inner, lambda status, headers, *_: found.append((status, headers)))
-            return *found[0], b"".join(chunks)
-
-        if self.spoil:
-            status, headers, content = self.spoil(method, path, body, answer)
-        else:
-            status, headers, content = answer(body)
-        start_response(status, headers)
-        return [content]
+        self.requests.append((method, path))
+        refusal = self.spoil and self.spoil(method, path)
+        if not refusal:
+            return self.app(environ, start_response)
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        text = f"<Error><Code>{refusal[4:]}</Code><Message>so says the test</Message></Error>"
+        start_response(refusal, [("Content-Type", "application/xml")])
+        return [text.encode()]
 
     def close(self):
         self._server.shutdown()
         self._server.server_close()
 
     def env(self) -> dict[str, str]:
-        """What a process needs to reach it: the libraries' own variables, and short timeouts."""
-        patience = {"connect_timeout": 2, "read_timeout": 3, "retries": {"max_attempts": 1}}
-        options = {"endpoint_url": self.endpoint, "config_kwargs": patience}
+        """What a process needs to reach it: the libraries' own variables."""
         region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        return KEYS | region | {"AWS_ENDPOINT_URL": self.endpoint, "FSSPEC_S3": json.dumps(options)}
-
-    def s3(self):
-        """A client of its own, to look at what is there, and to damage it."""
-        import boto3
-
-        keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), KEYS.values()))
-        return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", **keys)
-
-    def keys(self, prefix: str = "") -> list[str]:
-        pages = self.s3().get_paginator("list_objects_v2").paginate(Bucket="runs", Prefix=prefix)
-        return [found["Key"] for page in pages for found in page.get("Contents", [])]
-
-    def content(self, key: str) -> bytes:
-        return self.s3().get_object(Bucket="runs", Key=key)["Body"].read()
-
-    def put(self, key: str, content: bytes):
-        self.s3().put_object(Bucket="runs", Key=key, Body=content)
-
-
-@contextlib.contextmanager
-def s3_server():
-    server = Server()
-    server.s3().create_bucket(Bucket="runs")
-    try:
-        yield server
-    finally:
-        server.close()
+        return KEYS | region | {"AWS_ENDPOINT_URL": self.endpoint}
 
 
 @pytest.fixture(scope="module")
 def server():
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
-    with s3_server() as running:
-        yield running
+    running = Server()
+    yield running
+    running.close()
 
 
 @pytest.fixture
 def s3(server, monkeypatch, request):
     """The server, in working order and for this process too; `.url` is this test's own folder."""
-    import fsspec.config
     import s3fs
 
     for name, value in server.env().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(server.env()["FSSPEC_S3"]))
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdirs("runs", exist_ok=True)
     server.spoil = None
     server.folder = f"{request.node.name.partition('[')[0]}{next(_folders)}"
     server.url = f"s3://runs/{server.folder}"
@@ -137,10 +96,15 @@ _folders = itertools.count()
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No long pauses, and a lease that is watched for a moment."""
-    monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.02, 0.04, 0.08, 0.16))
+    """A lease that is watched for a moment, and renewed no longer than the test lasts."""
     monkeypatch.setattr(mirror, "RENEW_S", 0.05)
-    monkeypatch.setattr(mirror, "WATCH_S", 2.0)
+    monkeypatch.setattr(mirror, "WATCH_S", 1.0)
+    taken = []
+    honest = Lease._renew_often
+    monkeypatch.setattr(Lease, "_renew_often", lambda own: taken.append(own) or honest(own))
+    yield
+    for own in taken:
+        own._over.set()
 
 
 @pytest.fixture(params=["s3", "folder"])
@@ -151,7 +115,9 @@ def url(request, tmp_path, quick):
     return str(tmp_path / "far")
 
 
-def error(status: str, code: str):
-    """An answer of S3 that refuses."""
-    text = f"<Error><Code>{code}</Code><Message>{code} says the test</Message></Error>"
-    return status, [("Content-Type", "application/xml")], text.encode()
+def refuses_a_quarter(method, path):
+    """Busy: the answer that S3 asks its clients to repeat a request for."""
+    return "503 SlowDown" if _draw.random() < 0.25 else None
+
+
+_draw = random.Random(4)
