@@ -12,6 +12,8 @@ it gets from the package `kernels`: without that, the table says "torch's attent
 
 speed: steps on random tokens, a process for each side and round, in turn. learn: both recipes on
 the same rows in the same order; bits per byte of the same held-out rows. Compiling is not counted.
+--sides ours, or nanochat: that one alone. --fp8 multiplies nanochat's matrices in 8 bits, as its
+base_train.py --fp8 does, except where a model is scored; no figure here was measured with it.
 Each prints a table, and appends it to benchmarks/RESULTS.md (--results "" for no file).
 """
 
@@ -60,6 +62,7 @@ from throughput import (
 BATCH = 2**19  # tokens of a step at which the rates of base_train.py were tuned, at depth 12
 RATES = dict(unembedding_lr=0.008, embedding_lr=0.3, matrix_lr=0.02, scalar_lr=0.5)
 DECAY = 0.28  # of the matrices, likewise
+SIDES = ["ours", "nanochat"]
 LEAST_STEPS = 100  # fewer say nothing about a recipe
 
 
@@ -91,12 +94,25 @@ def gpt_config(depth: int, vocab: int, seq_len: int):
     return GPTConfig(sequence_len=seq_len, vocab_size=vocab, window_pattern="L", **sizes)
 
 
+def to_fp8(model: nn.Module) -> None:
+    """Let nanochat's own layers for 8 bits take the place of those matrices whose shape they can
+    multiply, and of which its base_train.py says that they are large enough to gain by it."""
+    from nanochat.fp8 import Float8LinearConfig, convert_to_float8_training
+
+    def fits(layer: nn.Linear, name: str) -> bool:
+        shape = layer.in_features, layer.out_features
+        return min(shape) >= 128 and all(n % 16 == 0 for n in shape)
+
+    recipe = Float8LinearConfig.from_recipe_name("tensorwise")
+    convert_to_float8_training(model, config=recipe, module_filter_fn=fits)
+
+
 class Peer:
     """nanochat's model of a depth, compiled, and its optimizer for that batch."""
 
     name = "nanochat"
 
-    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World):
+    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World, fp8=False):
         # it takes fp32 on a CPU, where ours may take bf16
         os.environ.setdefault("NANOCHAT_DTYPE", str(world.dtype).removeprefix("torch."))
         from nanochat.gpt import GPT
@@ -111,6 +127,8 @@ class Peer:
             raise cfg.UsageError("no comparison in fp16; a GPU with bf16 is needed")
         self.device = world.device
         self.model = self.build()
+        if fp8:
+            to_fp8(self.model)
         self.step_model = torch.compile(self.model, dynamic=False)
         with torch.device("meta"):
             at_12 = GPT(gpt_config(12, model.vocab_size, model.seq_len))
@@ -169,8 +187,9 @@ class Peer:
             loader.close()
 
     def scored(self, run: Run) -> nn.Module:
-        """The model as bits_per_byte.score_text calls it."""
-        model = self.model
+        """The model as bits_per_byte.score_text calls it, without fp8."""
+        model = self.build()
+        model.load_state_dict(self.model.state_dict())
 
         class Scored(nn.Module):
             def forward(self, inputs, targets, reduction):
@@ -199,7 +218,7 @@ def measure(case: dict) -> dict:
     torch.manual_seed(42)
     tokens = case["train"]["tokens_per_step"]
     rows = case["train"]["micro_batch"] or planned_rows(find_preset(case["preset"]), tokens, world)
-    peer = Peer(model, tokens, world)
+    peer = Peer(model, tokens, world, case["fp8"])
     on_gpu = world.device.type == "cuda"
     host = torch.randint(model.vocab_size, (2, rows, model.seq_len))
     host = host.pin_memory() if on_gpu else host
@@ -240,7 +259,7 @@ def measure(case: dict) -> dict:
     return dict(
         micro_batch=rows,
         grad_accum=grad_accum,
-        dtype=os.environ["NANOCHAT_DTYPE"],
+        dtype=os.environ["NANOCHAT_DTYPE"] + (", fp8" if case["fp8"] else ""),
         attention=attention(),
         dt_ms=1e3 * step_s,
         tokens_per_s=speed,
@@ -265,9 +284,8 @@ def speed(args) -> int:
     tokens = args.tokens_per_step or preset.train.tokens_per_step
     options = dict(tokens_per_step=tokens, dtype="auto", device="auto", compile=not args.no_compile)
     options |= dict(micro_batch=args.micro_batch)
-    case = dict(
-        preset=args.preset, train=options, steps=args.steps, warmup=args.warmup, peer=args.peer
-    )
+    case = dict(preset=args.preset, train=options, steps=args.steps, warmup=args.warmup)
+    case |= dict(peer=args.peer, fp8=args.fp8)
     programs = {"ours": "throughput.py", "nanochat": "peer.py"}
     about = [find_peer(args.peer), f"windows of {preset.model.seq_len:,}"]
     rows = []
@@ -374,12 +392,13 @@ def steps_that_fit(sides: list, run: Run, rows: int, ends_at: float, seeds: int)
     a_step, a_score = map(sum, zip(*times))
     left = 0.85 * (ends_at - time.monotonic())
     steps = max(0, int((left / seeds - a_score) / a_step))
-    print(f"{1e3 * a_step:.0f} ms for a step of both, {steps} steps in {left:.0f} s", flush=True)
+    names = " and ".join(side.name for side in sides)
+    print(f"{1e3 * a_step:.0f} ms for a step of {names}, {steps} in {left:.0f} s", flush=True)
     return steps
 
 
 def learn(args) -> int:
-    """Train both from each seed, for as many steps as fit in; returns the exit code."""
+    """Train each side from each seed, for as many steps as fit in; returns the exit code."""
     commit = find_peer(args.peer)
     if args.no_compile:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
@@ -394,7 +413,9 @@ def learn(args) -> int:
         if run.world.device.type == "cuda":
             torch.cuda.empty_cache()
         rows = min(384, run.manifest.rows("val"))
-        sides = [Ours(), Peer(run.preset.model, run.plan.tokens_per_step, run.world)]
+        sides = [Ours()] if "ours" in args.sides else []
+        if "nanochat" in args.sides:
+            sides.append(Peer(run.preset.model, run.plan.tokens_per_step, run.world, args.fp8))
         steps = args.steps
         if not steps:
             steps = steps_that_fit(sides, run, rows, BEGAN + args.seconds, len(args.seeds))
@@ -424,7 +445,8 @@ def learn(args) -> int:
                     args.results,
                 )
     ratios = [f"{ours / theirs:.4f}" for ours, theirs in zip(bits["ours"], bits["nanochat"])]
-    note(f"Bits per byte, ours / nanochat's, by seed: {', '.join(ratios)}", args.results)
+    if ratios:
+        note(f"Bits per byte, ours / nanochat's, by seed: {', '.join(ratios)}", args.results)
     return 0
 
 
@@ -461,7 +483,8 @@ def main() -> int:
     parser.add_argument("--micro_batch", type=int, default=0, help="rows; 0: as planned for ours")
     parser.add_argument("--warmup", type=int, default=3, help="speed: steps before those measured")
     parser.add_argument("--rounds", type=int, default=1, help="speed")
-    parser.add_argument("--sides", nargs="+", choices=["ours", "nanochat"], help="speed: both")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--fp8", action="store_true", help="nanochat's matrices, in its own way")
     parser.add_argument("--data_dir", default="", help="learn")
     parser.add_argument("--seconds", type=float, default=200, help="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="learn")
@@ -470,7 +493,6 @@ def main() -> int:
     if args.case:
         print(json.dumps(measure(json.loads(args.case))))
         return 0
-    args.sides = args.sides or ["ours", "nanochat"]
     if args.part == "speed":
         args.steps = args.steps or 8
     report_if_stopped()

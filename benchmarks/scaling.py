@@ -1,7 +1,7 @@
 """What will a larger model reach? Runs of small models, to which a law is fitted.
 
     python benchmarks/scaling.py              a grid of sizes and tokens; 4: four runs at once
-    python benchmarks/law.py                  the law, its tables and the picture; runs nothing
+    python benchmarks/law.py                  the law; runs nothing
 
 The runs are of train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a
 run; one that is there for this machine and this text is not repeated, and after a kill the same
