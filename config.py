@@ -519,5 +519,6 @@ _FOREIGN = {
     "done by ssh: ssh -L 8049:localhost:8049 MACHINE": "host token",
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
     "an option of train.py --plan and of eval.py plan": "usd_per_hour",
+    "grep, in the text that was prepared": "find",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

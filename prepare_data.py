@@ -5,8 +5,7 @@ The work is a map over units, each a pure function from text to shards, so any n
 or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same bytes. A killed run
 resumes: the same command does only what is missing. A finished dataset is left alone.
 `python prepare_data.py verify [PRESET]` reads every shard and compares its sha256; `show [PRESET]
---row N` (or `--find TEXT`) prints a row as text, and where it comes from; `--text TEXT` the tokens
-of a text.
+--row N` prints a row as text, and where it comes from; `--text TEXT` the tokens of a text.
 preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 

@@ -87,10 +87,7 @@ def test_a_python_without_the_packages_is_told_where_they_are(program, tmp_path)
 TO_ALL = {
     "--data_dri x": ("--data_dri", "--data_dir", "--help"),
     "--data_dir x y": ("y", "--help"),
-    "\N{EM DASH}data_dir x": ("\N{EM DASH}data_dir", "two short ones"),
-    "--data_dir = x": ("=", "--steps=100"),
-    "--data_dir x vez\N{RIGHT DOUBLE QUOTATION MARK}": ("vez", "straight"),
-    r"--data_dir=C:\texts": (r"C:\texts", "/mnt/c/texts"),
+    "\N{EM DASH}data_dir x": ("\N{EM DASH}data_dir", "--help"),
     "--data_dir": ("--data_dir",),
 }
 TO_ONE = {
