@@ -45,10 +45,11 @@ def main(argv: list[str]) -> int:
         return COMMANDS[argv[0]](argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
-    if not config.mixture and config.source == find_preset(preset.name).data.source:
+    usual = find_preset(preset.name).data
+    if not config.mixture and config.source == usual.source:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
-    if "chats:stdlib" in find_preset(preset.name).data.source and not manifest.marks:
+    if "chats:stdlib" in usual.source and not manifest.marks:
         say(
             f"warning: {preset.name} is for conversations, and none are in this text: name their "
             "field, as in files:chats.jsonl#messages (docs/chat.md)"
@@ -65,8 +66,8 @@ def prepare(config: DataConfig) -> shards.Manifest:
     t0 = time.perf_counter()
     if config.bos_token and not config.tokenizer:
         raise UsageError(f"--bos_token {config.bos_token} has no effect without --tokenizer")
-    tokenizer = config.tokenizer and tokenizer_json.read(config.tokenizer, config.bos_token)
-    job = worker.Job(config, tokenizer or None)
+    given = tokenizer_json.read(config.tokenizer, config.bos_token) if config.tokenizer else None
+    job = worker.Job(config, given)
     manifest = worker.reuse(job)
     if manifest is not None:
         say(
@@ -86,7 +87,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
         job.records.mkdir(parents=True, exist_ok=True)
         worker.sweep(job)
         with opened as (pool, slots):
-            job.copies = copies.find(job, pool)
+            job.copies.update(copies.find(job, pool))
             tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
         manifest, notes = merge(job, tokenizer, records)

@@ -144,7 +144,7 @@ def kind_of(name: str) -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """A file of source text, open; decompressed as it is read. The user named it, so a link is
-    followed; `local_files` lists no pipe and no device."""
+    followed; `find_files` lists no pipe and no device."""
     decompressed = COMPRESSIONS.get(path.suffix.lower())
     if decompressed is None or path.stat().st_size == 0:
         return open(path, "rb")

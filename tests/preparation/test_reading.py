@@ -314,13 +314,6 @@ def test_text_of_another_encoding_is_refused_unless_it_is_named(encoding, ending
     assert documents_of(f"files:{path}", sources.encoding_of(encoding.upper()))[0] == [text]
 
 
-def test_a_long_text_of_another_encoding_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "DOCUMENT", 100)
-    (tmp_path / "a.txt").write_bytes((ENCODED["gbk"] * 100).encode("gbk"))
-    with pytest.raises(UsageError, match="--encoding"):
-        documents_of(f"files:{tmp_path}/a.txt")
-
-
 def test_a_few_documents_of_another_encoding_are_a_note(tmp_path):
     folder = write_texts(tmp_path / "t", 20)
     (folder / "old.txt").write_bytes("coração".encode("latin-1"))

@@ -42,7 +42,7 @@ def shown(capsys, folders, *args) -> str:
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
     """The data folder alone is read, whatever a manifest names; a terminal gets no commands."""
-    monkeypatch.setattr(sources, "local_files", lambda source: pytest.fail(source.place))
+    monkeypatch.setattr(sources, "find_files", lambda source: pytest.fail(source.place))
     manifest = Manifest.load(folders / "data")
     tokenizer = Tokenizer.load(folders / "data" / "tokenizer.json")
     rows = [(s, r) for s in range(2) for r in range(manifest.rows(split, s))]
