@@ -119,7 +119,7 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
 def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> tuple[shards.Manifest, Notes]:
     """Write tokenizer.json and, last of all, the manifest; returns it, and what was odd."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
-    splits: dict[str, dict[str, Split]] = {"train": {}, "val": {}}
+    splits = {"train": {}, "val": {}}
     facts = []
     notes = Notes()
     begins = []

@@ -268,9 +268,8 @@ def left_out(notes: Notes) -> str:
 @lru_cache(maxsize=16)
 def is_plain_text(source: Source) -> bool:
     """Whether its documents are pieces of files, not records that somebody wrote as they are."""
-    if source.remote or source.conversations:
-        return False
-    return not any(kind_of(name) in RECORDS for name in find_files(source)[0])
+    is_whole = source.remote or source.conversations
+    return not (is_whole or any(kind_of(name) in RECORDS for name in find_files(source)[0]))
 
 
 @lru_cache(maxsize=16)  # a worker needs them once per unit

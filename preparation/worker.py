@@ -109,8 +109,8 @@ class Job:
         self.block = DOCUMENT  # characters that are held out together
         if self.few_files:  # 4,096, or a thousandth of a long text, or a 32nd of a short one
             self.block = min(max(min(4096, self.bytes // 32), self.bytes // 1024, 1), DOCUMENT)
-        # unit -> which of its documents are left out; found by preparation/copies.py
-        self.copies: dict[tuple[int, int], frozenset[int]] = defaultdict(frozenset)
+        # (source, unit) -> which of its documents are left out; found by preparation/copies.py
+        self.copies = defaultdict(frozenset)
         self.check(remote=False)
         self.val_below = self._val_below()
 
@@ -410,12 +410,12 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], Uni
                 return done
             if bar.disable and time.monotonic() > said + 60:  # a log, not a terminal
                 said = time.monotonic()
-                ready = sum(record.tokens for record in done.values())
-                say(f"prepare   {len(done)} of {len(job.all_units)} units, {ready:,} tokens")
+                say(f"prepare   {len(done)} of {len(job.all_units)} units, {tokens:,} tokens")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
                 record = future.result()
                 done[running.pop(future)] = record
+                tokens += record.tokens
                 bar.update(record.tokens)
 
 

@@ -166,19 +166,20 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     (line,) = prepared(undisturbed, "--source", f"files:{jsonl}").splitlines()
     assert "up to date" in line
     assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
-    said = refusal(undisturbed, "--source", f"files:{jsonl}", "--nfc")
-    assert "holds other data" in said and "rm -r" in said
-    mine = ("--tokenizer", str(undisturbed / "tokenizer.json"), "--nfc")
-    said = refusal(undisturbed.parent / "e", "--source", f"files:{jsonl}", *mine)
-    assert "was trained without it; add --no_nfc" in said
 
 
 def test_the_split_is_a_choice_and_makes_other_data(jsonl, undisturbed, tmp_path):
     source = ("--source", f"files:{jsonl}")
-    for options in (("--digits", "1"), ("--keep_marks",)):
-        assert "holds other data" in refusal(undisturbed, *source, *options)
-        given = ("--tokenizer", str(undisturbed / "tokenizer.json"))
-        assert "add --digits 2" in refusal(tmp_path / "e", *source, *given, *options)
+    given = ("--tokenizer", str(undisturbed / "tokenizer.json"))
+    for words, remedy in (
+        ("--digits 1", "--digits 2"),
+        ("--keep_marks", "--digits 2 --no_keep"),
+        ("--nfc", "--no_nfc"),
+    ):
+        options = words.split()
+        said = refusal(undisturbed, *source, *options)
+        assert "holds other data" in said and "rm -r" in said
+        assert f"add {remedy}" in refusal(tmp_path / "e", *source, *given, *options)
     prepared(tmp_path / "one", *source, "--digits", "1")
     tokenizer = tmp_path / "one" / "tokenizer.json"
     assert Tokenizer.load(tokenizer).split == split_of(digits=1, marks=False)
@@ -300,16 +301,23 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, own):
     assert fingerprint(own) == fingerprint(undisturbed)
 
 
-def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
-    """Their shards have the same names, and most of them the same size."""
+def test_two_unfinished_preparations_in_one_folder_do_not_mix(tmp_path):
+    """Of other options, or of another text of the same size and with an old time, as a copy may
+    keep it. Their shards have the same names, and most of them the same size."""
+    path = tmp_path / "a.txt"
     folder = tmp_path / "d"
+    text = {0: "the cat sat on the mat ", 9: "she had few big red dog"}
+    now = time.time_ns()
     found = []
-    for vocab_size in ("420", "421", "420"):
+    for vocab_size, age_s in (("270", 0), ("270", 9), ("271", 9), ("270", 0)):
+        path.write_text(text[age_s] * 400)
+        os.utime(path, ns=(now, now - age_s * 10**9))
         (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
-        prepared(folder, "--source", f"files:{jsonl}", "--vocab_size", vocab_size)
+        prepared(folder, "--source", f"files:{path}", "--vocab_size", vocab_size)
         found.append(hashes(folder))
     prepared(folder, program=("verify",))
-    assert found[0] == found[2] != found[1]
+    first, second, third, fourth = found
+    assert first == fourth and first != second != third
 
 
 def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, own):
@@ -328,20 +336,6 @@ def test_sixteen_units_begin_before_the_size_of_one_is_known():
     assert [u for _, u in worker.first_units(job, 0, {})] == [*range(16)]
     known = {(0, 0): SimpleNamespace(tokens=5 * 10**8)}
     assert [u for _, u in worker.first_units(job, 0, known)] == [0, 1]  # two of that size
-
-
-def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
-    path = tmp_path / "a.txt"
-    folder = tmp_path / "d"
-    found = []
-    for text, age_s in (("the cat sat on the mat ", 0), ("she had few big red dog", 9)):
-        path.write_text(text * 400)
-        now = path.stat().st_mtime_ns
-        os.utime(path, ns=(now, now - age_s * 10**9))  # as a copy that keeps its old time
-        (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
-        prepared(folder, "--source", f"files:{path}", "--vocab_size", "280")
-        found.append((folder / "tokenizer.json").read_bytes())
-    assert found[0] != found[1]
 
 
 @contextlib.contextmanager
@@ -465,16 +459,10 @@ def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
         assert documents_of(f"files:{tmp_path}/{name}")[0] == [expected]
 
 
-def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
+@mock.patch.multiple(sources, SMALLEST_UNIT=1000, LARGEST_UNIT=1000)
+@mock.patch.multiple(reading, LARGEST_UNIT=1000, MB=300, DOCUMENT=300)
+def test_plain_text_of_any_size_is_read_whole(tmp_path):
     """Without line ends as well: in pieces of a few units, whatever the size."""
-    for owner, name, size in (
-        (sources, "SMALLEST_UNIT", 1000),
-        (sources, "LARGEST_UNIT", 1000),
-        (reading, "LARGEST_UNIT", 1000),
-        (reading, "MB", 300),
-        (reading, "DOCUMENT", 300),
-    ):
-        monkeypatch.setattr(owner, name, size)
     rng = random.Random(0)
     for trial in range(40):
         size = rng.choice([0, 1, 299, 300, 301, 5000])

@@ -157,6 +157,7 @@ def test_what_is_no_text_is_named_among_records(tmp_path):
 
 
 ODD_RECORDS = {  # one of many -> the documents it gives, and the note
+    "7": ([], reading.NO_OBJECT),
     '{"n": 1}': ([], "records without the field 'text'"),
     '{"text": null}': ([], "empty documents"),
     '{"text": NaN}': ([], "empty documents"),
@@ -228,9 +229,6 @@ def test_a_bad_line_is_left_out_unless_a_file_begins_with_many(at, times, tmp_pa
 
 def test_an_array_is_read_whole(tmp_path, monkeypatch):
     path = tmp_path / "b.json"
-    path.write_text('[{"text": "a"}, 7]')
-    documents, notes = documents_of(f"files:{path}")
-    assert documents == ["a"] and f"for example {path}, item 1: 7" in str(notes.examples)
     for text, why in (("[1, 2]", "item 0"), ('[{"text": "a"}', "is not JSON"), ("", "no text")):
         path.write_text(text)
         with pytest.raises((DataError, UsageError), match=f"b.json.*{why}"):
@@ -266,13 +264,16 @@ def test_all_files_that_cannot_be_read_are_said_at_once_with_what_mends_them(tmp
 
 
 # ----------------------------------------------------------------------------- folders and files
-def test_what_a_folder_has_beside_its_text_is_said(tmp_path):
+def test_what_a_folder_has_beside_its_text_and_windows_line_ends_are_said(tmp_path):
     folder = write_texts(tmp_path / "t", 60)
+    for path in sorted(folder.iterdir())[:10]:
+        path.write_bytes(path.read_bytes().replace(b" ", b"\r\n"))
     for name in ("a.html", "b.html", "d.csv.gz", "LICENSE", ".hidden"):
         (folder / name).touch()
     (folder / "gone.txt").symlink_to(folder / "nothing")
     said = prepare_tiny(tmp_path / "d", "--source", f"files:{folder}")
     assert "not read: 2 .html" in said and ".hidden" not in said
+    assert "note  10 documents with Windows line ends" in said and "16.7% of all" in said
     facts = Manifest.load(tmp_path / "d").facts.sources[0]
     kinds = {".html": 2, ".csv": 1, "without an ending": 1, "no regular file": 1}
     assert facts.not_read == kinds and facts.files == facts.documents == 60
@@ -325,14 +326,6 @@ def test_a_few_documents_of_another_encoding_are_a_note(tmp_path):
     for wrong in ("utf-16", "klingon", "rot13", "undefined"):
         with pytest.raises(UsageError, match=f"--encoding {wrong} is none"):
             sources.encoding_of(wrong)
-
-
-def test_windows_line_ends_are_said_with_their_share(tmp_path):
-    folder = write_texts(tmp_path / "t", 30)
-    for path in sorted(folder.iterdir())[:10]:
-        path.write_bytes(path.read_bytes().replace(b" ", b"\r\n"))
-    said = prepare_tiny(tmp_path / "d", "--source", f"files:{folder}")
-    assert "note  10 documents with Windows line ends" in said and "33.3% of all" in said
 
 
 def test_one_text_many_times_cannot_be_held_out(tmp_path):
