@@ -176,7 +176,7 @@ class DataConfig:
     with, or equal shares if you give other sources."""
     publish: str = ""
     """Also upload the data to this URL (`s3://BUCKET/data`), which train.py --data_dir can read."""
-    val_fraction: Share = 0.02
+    val_fraction: Annotated[float, 1e-9, 0.999] = 0.02
     """Share of the text, chosen by content hash, that is held out for validation."""
     workers: Annotated[int, 0, 1024] = 0
     """Processes; 0: one per core."""
@@ -522,5 +522,6 @@ _FOREIGN = {
     "no option of eval.py: core asks all 22, lm_eval any (docs/evaluation.md)": "tasks",
     "a shorter file: shuf -n 200 FILE.jsonl": "limit",
     "an option of train.py --plan and of eval.py plan": "usd_per_hour",
+    "grep, in the text that was prepared": "find",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

@@ -5,8 +5,7 @@ The work is a map over units, each a pure function from text to shards, so any n
 or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same bytes. A killed run
 resumes: the same command does only what is missing. A finished dataset is left alone.
 `python prepare_data.py verify [PRESET]` reads every shard and compares its sha256; `show [PRESET]
---row N` (or `--find TEXT`) prints a row as text, and where it comes from; `--text TEXT` the tokens
-of a text.
+--row N` prints a row as text, and where it comes from; `--text TEXT` the tokens of a text.
 preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 
@@ -46,10 +45,11 @@ def main(argv: list[str]) -> int:
         return COMMANDS[argv[0]](argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
-    if not config.mixture and config.source == find_preset(preset.name).data.source:
+    usual = find_preset(preset.name).data
+    if not config.mixture and config.source == usual.source:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
-    if "chats:stdlib" in find_preset(preset.name).data.source and not manifest.marks:
+    if "chats:stdlib" in usual.source and not manifest.marks:
         say(
             f"warning: {preset.name} is for conversations, and none are in this text: name their "
             "field, as in files:chats.jsonl#messages (docs/chat.md)"
@@ -66,8 +66,8 @@ def prepare(config: DataConfig) -> shards.Manifest:
     t0 = time.perf_counter()
     if config.bos_token and not config.tokenizer:
         raise UsageError(f"--bos_token {config.bos_token} has no effect without --tokenizer")
-    tokenizer = config.tokenizer and tokenizer_json.read(config.tokenizer, config.bos_token)
-    job = worker.Job(config, tokenizer or None)
+    given = tokenizer_json.read(config.tokenizer, config.bos_token) if config.tokenizer else None
+    job = worker.Job(config, given)
     manifest = worker.reuse(job)
     if manifest is not None:
         say(
@@ -87,7 +87,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
         job.records.mkdir(parents=True, exist_ok=True)
         worker.sweep(job)
         with opened as (pool, slots):
-            job.copies = copies.find(job, pool)
+            job.copies.update(copies.find(job, pool))
             tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
         manifest, notes = merge(job, tokenizer, records)
@@ -119,7 +119,7 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
 def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> tuple[shards.Manifest, Notes]:
     """Write tokenizer.json and, last of all, the manifest; returns it, and what was odd."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
-    splits: dict[str, dict[str, Split]] = {"train": {}, "val": {}}
+    splits = {"train": {}, "val": {}}
     facts = []
     notes = Notes()
     begins = []

@@ -34,14 +34,6 @@ UNUSABLE = (  # errno of an OSError that means: the user named a path that canno
 )  # fmt: skip
 
 
-PASTED = {  # what becomes of a command on its way from a page, or from Windows -> what to type
-    r"[—–]+[a-z_]+(=.*)?": "begins with a long dash; type two short ones, --steps",
-    r"[^“„\s]+”": "ends with a curly quote, which a shell does not know; type straight ones",
-    r"=": "stands alone; write --steps 100 or --steps=100",
-    r"(\S*[=:])?[A-Za-z]:\\.*": "is a path of Windows; in WSL C:\\texts is /mnt/c/texts",
-}
-
-
 @dataclass(frozen=True)
 class TrainArgs:
     """Train a GPT. The first word is the preset (default: tiny); options override its values."""
@@ -90,12 +82,14 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
         raise UsageError(f"there is no --{', --'.join(foreign)}; here {known}")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
+    home = os.path.expanduser("~")  # which a shell leaves as it is after an =
+    words = [re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\1{home}", word) for word in argv]
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     with nullcontext() if speaks else redirect_stderr(io.StringIO()):
         options = tyro.cli(
             type(default),
             default=default,
-            args=argv,
+            args=words,
             prog=program,
             config=(tyro.conf.OmitArgPrefixes,),
             use_underscores=True,
@@ -117,8 +111,8 @@ def of_one_length(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
 
 def with_folders(options: Any, defaults: dict[str, Any]) -> Any:
     """An empty folder option, as from a shell variable that is not set, means the default."""
-    empty = [name for name, text in vars(options).items() if name.endswith("_dir") and not text]
-    return replace(options, **{name: defaults[name] for name in empty})
+    folders = {name: text for name, text in vars(options).items() if name.endswith("_dir")}
+    return replace(options, **{name: text or defaults[name] for name, text in folders.items()})
 
 
 def find(kind: str, name: str, table: dict, where: str = "") -> Any:
@@ -165,7 +159,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     if hasattr(sys.stdout, "reconfigure"):  # not if it was closed: then it is None
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
-        code = main(as_meant(sys.argv[1:])) or 0
+        code = main(sys.argv[1:]) or 0
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
@@ -194,19 +188,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         print(end="", flush=True)
         os._exit(code)
     sys.exit(code)
-
-
-def as_meant(argv: list[str]) -> list[str]:
-    """argv with the home directory for `~` in `--data_dir=~/texts`, as a shell has it without the
-    `=`; UsageError for what is PASTED."""
-    meant = []
-    for word in argv:
-        for form, remark in PASTED.items():
-            if re.fullmatch(form, word):
-                raise UsageError(f"{word} {remark}")
-        name, equals, value = word.partition("=")
-        meant.append(name + equals + os.path.expanduser(value))
-    return meant
 
 
 def exit_code(error: BaseException) -> int:

@@ -70,10 +70,7 @@ def read_turns(value: object) -> list[Turn]:
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
     found = [turn[name] for name in names if turn.get(name) is not None]
-    for value in found:
-        if value:
-            return value
-    return found[0] if found else None
+    return next(filter(None, found), found[0] if found else None)
 
 
 def marks(tokenizer) -> tuple[int, int, int]:

@@ -46,11 +46,7 @@ POINTERS = {  # what stands in a checkout for a file that was not fetched
     b"/annex/objects/": "a pointer of git-annex; fetch the file: git annex get .",
 }
 NOT_TEXT = POINTERS | {  # how a file begins -> what it is, and what to do
-    b"BZh": "bzip2; add .bz2 to its name",
-    b"\xfd7zXZ": "xz; add .xz to its name",
-    b"\x28\xb5\x2f\xfd": "zstd; add .zst to its name",
     b"PK\3\4": "zip; unzip it, and name the folder",
-    b"\x7fELF": "ELF, a program; remove it",
     b"%PDF": "PDF; make it text, for example with pdftotext",
     codecs.BOM_UTF16_LE: ICONV,
     codecs.BOM_UTF16_BE: ICONV,
@@ -66,7 +62,6 @@ BROKEN += (pa.ArrowException, UnicodeDecodeError, OverflowError)  # a date beyon
 WITHOUT = "records without the field"
 NO_OBJECT = "records left out that are not JSON objects"
 MORE_CELLS = "rows left out, with more cells than the first line has names; a cell with a"
-AS_JSON = "files of plain text that begin as JSON does; a .jsonl is read by its fields"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
 
@@ -109,36 +104,33 @@ class Notes(Counter):
 
 class Zstd(io.RawIOBase):
     """A .zst of any window (--long=31 is common in public dumps) and any number of frames. The
-    library's own reader takes a file that was cut for one that ends."""
+    library's own readers take a file that was cut for one that ends."""
 
     def __init__(self, path: Path) -> None:
-        self.parts = filter(None, self._decompress(path))
-        self.rest = b""
-
-    def _decompress(self, path: Path) -> Iterator[bytes]:
-        engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        frame = None
-        with open(path, "rb") as file:
-            while raw := file.read(1 << 14):  # may become a thousand times as much
-                while raw:
-                    frame = frame or engine.decompressobj()
-                    yield frame.decompress(raw)
-                    raw = frame.unused_data
-                    if frame.eof:
-                        frame = None
-        if frame:
-            raise EOFError("the file was cut")
+        self.parts = filter(None, _zstd_parts(path))
+        self.part = io.BytesIO()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer, as far as there is something; returns the bytes, 0 at the end."""
-        self.rest = self.rest or next(self.parts, b"")
-        n = min(len(buffer), len(self.rest))
-        buffer[:n] = self.rest[:n]
-        self.rest = self.rest[n:]
+        while not (n := self.part.readinto(buffer)) and (part := next(self.parts, b"")):
+            self.part = io.BytesIO(part)
         return n
+
+
+def _zstd_parts(path: Path) -> Iterator[bytes]:
+    engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = engine.decompressobj()
+    with open(path, "rb") as file:
+        while raw := file.read(1 << 14):  # may become a thousand times as much
+            while raw:
+                frame = engine.decompressobj() if frame.eof else frame
+                yield frame.decompress(raw)
+                raw = frame.unused_data
+    if not frame.eof:
+        raise EOFError("the file was cut")
 
 
 COMPRESSIONS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": Zstd}
@@ -152,7 +144,7 @@ def kind_of(name: str) -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """A file of source text, open; decompressed as it is read. The user named it, so a link is
-    followed; `local_files` lists no pipe and no device."""
+    followed; `find_files` lists no pipe and no device."""
     decompressed = COMPRESSIONS.get(path.suffix.lower())
     if decompressed is None or path.stat().st_size == 0:
         return open(path, "rb")
@@ -179,7 +171,10 @@ def refuse(path: Path, start: bytes, table: dict[bytes, str]) -> None:
     start = start[:4096]
     controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
     if 16 * controls > max(len(start), 512):
-        raise DataError(f"{path}: binary, or UTF-16 without its mark; convert or remove it")
+        raise DataError(
+            f"{path}: binary, or UTF-16 without its mark; convert or remove it (what is compressed "
+            f"is read if its name ends in {' '.join(COMPRESSIONS)})"
+        )
 
 
 def read_file(
@@ -258,8 +253,6 @@ def _plain_text(path: Path, start: int, end: int, read: Callable, notes: Notes) 
             parts = [file.read(end - start)]  # may be empty: a long line spans several pieces
         for i, raw in enumerate(parts):
             if start == i == 0:
-                if raw.startswith(b'{"'):
-                    notes[AS_JSON] += 1
                 if not raw:
                     notes["empty files"] += 1
                 if kind_of(path.name) != ".py":  # so that the text of stdlib stays what it is
@@ -344,21 +337,17 @@ def _line_records(file: BinaryIO, path: Path, start: int, end: int, read: Callab
     lines = 0
     while (end < 0 or file.tell() != end) and (line := file.readline(LARGEST_LINE)):
         lines += 1
+        place = f"line {lines:,}{f' after byte {start:,}' if start else ''}"
         text = read(line.removeprefix(codecs.BOM_UTF8))
-        reason = NO_OBJECT
-        record = None
         if len(line) == LARGEST_LINE and not line.endswith(b"\n"):
-            reason = f"lines left out, of more than {LARGEST_LINE // MB} MB"
+            yield f"lines left out, of more than {LARGEST_LINE // MB} MB", place, text
             while not line.endswith(b"\n") and (line := file.readline(MB)):
                 pass
-        elif not text.strip():
-            continue
-        else:
+        elif text.strip():
+            record = None
             with suppress(json.JSONDecodeError, RecursionError):  # the latter: nested too deeply
                 record = load_json(text)
-        if not isinstance(record, dict):
-            record = (reason, f"line {lines:,}{f' after byte {start:,}' if start else ''}", text)
-        yield record
+            yield record if isinstance(record, dict) else (NO_OBJECT, place, text)
 
 
 def _array_records(file: BinaryIO, path: Path, read: Callable) -> Records:

@@ -1,5 +1,5 @@
-"""A row of prepared data as text: `python prepare_data.py show [PRESET] [--row N | --find TEXT]`;
-how its tokenizer splits a text: `... show [PRESET] --text TEXT`; and all rows compared with the
+"""A row of prepared data as text: `python prepare_data.py show [PRESET] --row N`; how
+its tokenizer splits a text: `... show [PRESET] --text TEXT`; and all rows compared with the
 manifest: `python prepare_data.py verify [PRESET]`.
 
 Reads only DATA_DIR; writes nothing. A document in a row begins with BOS, and so does a piece of
@@ -27,9 +27,7 @@ class ShowConfig:
     data_dir: Local = ""
     """Folder that prepare_data.py wrote; by default data/PRESET."""
     row: Annotated[int, 0, LARGEST] = 0
-    """Which row, counted from 0 through all sources of the split; with --find, where to begin."""
-    find: str = ""
-    """Print the first row that has this text."""
+    """Which row, counted from 0 through all sources of the split."""
     split: Literal["train", "val"] = "train"
     """Training or validation rows."""
     text: str = ""
@@ -44,11 +42,10 @@ def show(argv: list[str]) -> int:
     config = cli.read_options(ShowConfig(f"data/{name}"), options, f"prepare_data.py show {name}")
     manifest = Manifest.load(config.data_dir, name)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    lines = (
-        tokens_of(config.text, tokenizer)
-        if config.text
-        else describe(manifest, tokenizer, config, pick(manifest, tokenizer, config))
-    )
+    if config.text:
+        lines = tokens_of(config.text, tokenizer)
+    else:
+        lines = describe(manifest, tokenizer, config.split, config.row)
     print(printable("\n".join(lines)))
     return 0
 
@@ -79,38 +76,6 @@ def verify(argv: list[str]) -> int:
     return 0
 
 
-def place_of(manifest: Manifest, split: str, n: int) -> tuple[int, int]:
-    """(source, row) of the n-th row of a split: those of the first source, then of the next."""
-    source = 0
-    while n >= (rows := manifest.rows(split, source)):
-        source += 1
-        n -= rows
-    return source, n
-
-
-def pick(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig) -> int:
-    """The number of the row that is asked for; UsageError if there is none."""
-    from tqdm import tqdm
-
-    rows = manifest.rows(config.split)
-    if config.row >= rows:
-        raise UsageError(
-            f"--row {config.row}: --split {config.split} of {manifest.dir} has {rows:,} rows, from "
-            f"0 to {rows - 1}"
-        )
-    if not config.find:
-        return config.row
-    wanted = tokenizer.normalize(config.find)
-    for n in tqdm(range(config.row, rows), unit=" rows", disable=None, leave=False):
-        ids = manifest.row(config.split, *place_of(manifest, config.split, n))
-        if any(wanted in text for _, text in documents(manifest, tokenizer, ids)):
-            return n
-    raise UsageError(
-        f"--find {config.find!r}: no {config.split} row from {config.row} to {rows - 1} has it "
-        "within a document; a text that was cut is in two rows"
-    )
-
-
 def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[tuple]:
     """(tokens with BOS, text) of each piece of text in a row. DataError for an unknown token."""
     largest = ids.max(initial=0)
@@ -125,15 +90,25 @@ def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iter
             yield len(part), tokenizer.decode(i for i in part.tolist() if i != manifest.bos_id)
 
 
-def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: int) -> Iterator[str]:
-    """The lines to print for row n."""
-    source, row = place_of(manifest, config.split, n)
-    shard, within = manifest.locate(config.split, source, row)
-    found = [*documents(manifest, tokenizer, manifest.row(config.split, source, row))]
+def describe(manifest: Manifest, tokenizer: Tokenizer, split: str, n: int) -> Iterator[str]:
+    """The lines to print for the n-th row of a split: those of the first source, then of the next.
+    UsageError if there is none."""
+    rows = manifest.rows(split)
+    if n >= rows:
+        raise UsageError(
+            f"--row {n}: --split {split} of {manifest.dir} has {rows:,} rows, from 0 to {rows - 1}"
+        )
+    source = 0
+    row = n
+    while row >= manifest.rows(split, source):
+        row -= manifest.rows(split, source)
+        source += 1
+    shard, within = manifest.locate(split, source, row)
+    found = [*documents(manifest, tokenizer, manifest.row(split, source, row))]
     facts = manifest.facts.sources[source]
     fill = manifest.row_len - sum(n for n, _ in found)
     yield (
-        f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: "
+        f"row {n:,} of {rows:,}, {split}: "
         f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}"
     )
     yield f"source {facts.name}: {facts.spec}"

@@ -49,7 +49,11 @@ from preparation.reading import (
 # A unit of 16 MB takes one core about 4 seconds: no more is lost by a kill, and few files occupy
 # many cores. At 4 bytes of text per token and 2 per id, its shard has about 8 MB.
 SMALLEST_UNIT = 4 * MB
-INSTALLED = ("stdlib", "stdlib+site", "chats:stdlib")
+INSTALLED = {  # spec -> kind, place and fields of its source
+    "stdlib": ("stdlib", "stdlib", ""),
+    "stdlib+site": ("stdlib", "stdlib+site", ""),
+    "chats:stdlib": ("chats", "stdlib", "messages"),
+}
 SAMPLE = 100  # documents of a source that are read before any work
 FIRST_RECORDS = 10_000  # those without a field that is asked for, until that is an error
 AGAIN = "run the same command again: finished units are kept"
@@ -69,8 +73,7 @@ class Source:
     spec: str = dataclasses.field(default="", repr=False)  # as given, but public and unpinned
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
-    unbounded = remote  # may hold more text than anyone wants
-    mutable = property(lambda self: self.kind == "files")  # people edit its files in place
+    local = property(lambda self: self.kind == "files")  # people edit its files in place
     installed = property(lambda self: self.kind in ("stdlib", "chats"))  # changes with Python
     conversations = property(lambda self: chat.is_turns(self.fields))
 
@@ -84,38 +87,31 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     config = split = rev = ""
     path = rest.removeprefix("files:")
     found = None if rest in INSTALLED else find_place(path)  # a folder called stdlib: files:stdlib
-    is_path = found or path not in ("", rest)
-    if is_path and "://" in path:
-        raise UsageError(f"source {spec!r} is a URL; files: takes a path")
-    if is_path:
+    rest, _, fields = rest.partition("#")
+    kind, _, place = rest.partition(":")
+    if found or (kind == "files" and path):
+        if "://" in path:
+            raise UsageError(f"source {spec!r} is a URL; files: takes a path")
+        kind = "files"
         place, fields = found or (os.path.expanduser(path), "")
         name = name or Path(place).stem
-        kind = "files"
         place = os.path.abspath(place)
-    else:
-        rest, _, fields = rest.partition("#")
-        kind, _, place = rest.partition(":")
-        if fields and rest in INSTALLED:
+    elif rest in INSTALLED:
+        if fields:
             raise UsageError(f"source {spec!r}: {rest} has no fields; leave out #{fields}")
-        if rest in ("stdlib", "stdlib+site"):
-            name = name or "stdlib"
-            kind = "stdlib"
-            place = rest
-        elif rest == "chats:stdlib":
-            name = name or "chats"
-            fields = "messages"
-        elif kind == "hf" and place:
-            if "://" not in place:
-                place, _, rev = place.partition("@")
-                place, _, config = place.partition(":")
-                config, _, split = config.partition(":")
-            name = name or public(place).rstrip("/").split("/")[-1]
-        else:
-            raise UsageError(
-                "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, "
-                f"files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r} (a path with "
-                "spaces needs quotes)"
-            )
+        kind, place, fields = INSTALLED[rest]
+        name = name or kind
+    elif kind == "hf" and place:
+        if "://" not in place:
+            place, _, rev = place.partition("@")
+            place, _, config = place.partition(":")
+            config, _, split = config.partition(":")
+        name = name or public(place).rstrip("/").split("/")[-1]
+    else:
+        raise UsageError(
+            "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, files:PATH, "
+            f"hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r} (a path with spaces needs quotes)"
+        )
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
     return Source(
@@ -269,23 +265,18 @@ def left_out(notes: Notes) -> str:
 # ----------------------------------------------------------------------------------- local files
 
 
-def local_files(source: Source) -> dict[str, Path]:
-    """The files of a local source: name (the same on every machine) -> path, sorted by name."""
-    return find_files(source)[0]
-
-
 @lru_cache(maxsize=16)
 def is_plain_text(source: Source) -> bool:
     """Whether its documents are pieces of files, not records that somebody wrote as they are."""
-    if source.remote or source.conversations:
-        return False
-    return not any(kind_of(name) in RECORDS for name in local_files(source))
+    is_whole = source.remote or source.conversations
+    return not (is_whole or any(kind_of(name) in RECORDS for name in find_files(source)[0]))
 
 
 @lru_cache(maxsize=16)  # a worker needs them once per unit
 def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
-    """The files of a local source, and of what kinds others are, which are not read. DataError if
-    a folder cannot be read; UsageError if a field is named and a file has none."""
+    """The files of a local source, name (the same on every machine) -> path, sorted by name; and of
+    what kinds others are, which are not read. DataError if a folder cannot be read; UsageError if a
+    field is named and a file has none."""
     place = Path(source.place)
     skipped = Counter()
     with reading.readable(place):
@@ -296,7 +287,7 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
     for name, path in found.items():
         if name.encode("utf-8", "ignore").decode() != name:  # other bytes are read as surrogates
             raise UsageError(f"the name of {str(path)!r} is not UTF-8; rename the file")
-        if source.named and source.mutable and kind_of(name) not in RECORDS:
+        if source.named and source.local and kind_of(name) not in RECORDS:
             raise UsageError(
                 f"{path} is plain text, which has no field {source.fields[0]!r}; leave out the #, "
                 f"or name files of records ({' '.join(RECORDS)})"
@@ -398,7 +389,7 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
 def _local_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list]:
     """The documents of each piece of a unit."""
     for name, start, end in unit["pieces"]:
-        path = local_files(source)[name]
+        path = find_files(source)[0][name]
         if source.kind == "chats":
             with reading.readable(path), reading.open_file(path) as file:
                 for turns in stdlib_chats.conversations(name, file.read()):

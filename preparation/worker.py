@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -109,16 +109,16 @@ class Job:
         self.block = DOCUMENT  # characters that are held out together
         if self.few_files:  # 4,096, or a thousandth of a long text, or a 32nd of a short one
             self.block = min(max(min(4096, self.bytes // 32), self.bytes // 1024, 1), DOCUMENT)
-        # unit -> which of its documents are left out; found by preparation/copies.py
-        self.copies: dict[tuple[int, int], frozenset[int]] = {}
+        # (source, unit) -> which of its documents are left out; found by preparation/copies.py
+        self.copies = defaultdict(frozenset)
         self.check(remote=False)
         self.val_below = self._val_below()
 
         self.written_ns = [  # of files that people edit
             path.stat().st_mtime_ns
             for source in self.sources
-            if source.mutable
-            for path in sources.local_files(source).values()
+            if source.local
+            for path in sources.find_files(source)[0].values()
         ]
         # The records of finished units: in another folder for other options or other text.
         name = f".units/{digest([self.key, self.val_below, self.written_ns])}"
@@ -144,15 +144,11 @@ class Job:
             )
         self.shares = [shares[name] for name in names]
         self.tokens = 0 if config.tokens == "all" else cli.count(config.tokens)
-        unbounded = [source.place for source in self.sources if source.unbounded]
-        if unbounded and not config.tokens:
+        remote = [source.place for source in self.sources if source.remote]
+        if remote and not config.tokens:
             raise UsageError(
-                f"hf:{unbounded[0]} may hold far more text than you need; give its training "
+                f"hf:{remote[0]} may hold far more text than you need; give its training "
                 "tokens: --tokens 2B, or --tokens all"
-            )
-        if not 0 < config.val_fraction < 1:
-            raise UsageError(
-                f"val_fraction {config.val_fraction} is not in (0, 1); try --val_fraction 0.02"
             )
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
@@ -215,9 +211,8 @@ class Job:
     def texts(self, source: int, unit: int, notes: Notes) -> Iterator[str]:
         """The documents of a unit, normalized: the form in which they are split and tokenized."""
         documents = sources.documents(self.sources[source], self.units[source][unit], notes)
-        copies = self.copies.get((source, unit), ())
         for i, document in enumerate(documents):
-            if i not in copies:
+            if i not in self.copies[source, unit]:
                 yield normalize(chat.as_text(document), self.nfc)
 
     def record_path(self, source: int, unit: int) -> Path:
@@ -246,7 +241,7 @@ class Job:
             self.config.row_len,
             self.block_of(source),
             self.val_below,
-            self.copies.get((source, unit), frozenset()),
+            self.copies[source, unit],
         )
 
 
@@ -415,12 +410,12 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], Uni
                 return done
             if bar.disable and time.monotonic() > said + 60:  # a log, not a terminal
                 said = time.monotonic()
-                ready = sum(record.tokens for record in done.values())
-                say(f"prepare   {len(done)} of {len(job.all_units)} units, {ready:,} tokens")
+                say(f"prepare   {len(done)} of {len(job.all_units)} units, {tokens:,} tokens")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
                 record = future.result()
                 done[running.pop(future)] = record
+                tokens += record.tokens
                 bar.update(record.tokens)
 
 

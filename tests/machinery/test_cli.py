@@ -77,8 +77,9 @@ def test_a_name_is_that_of_data_and_run():
     assert folders("--name", "a.b") == dict(data_dir="data/a.b", run_dir="runs/a.b")
     both = folders("--name=pt", "--run_dir=runs/tiny")
     assert both == dict(data_dir="data/pt", run_dir="runs/tiny")
-    home = os.path.expanduser("~/x")
-    assert cli.as_meant(["tiny", "--run_dir=~/x", "a=b"]) == ["tiny", f"--run_dir={home}", "a=b"]
+    home = os.path.expanduser("~")
+    assert parse("--run_dir=~/x").run.run_dir == f"{home}/x"
+    assert parse("--mirror=~").run.mirror == home and parse("--stage=~x=~/").run.stage == "~x=~/"
     assert cli.parse("prepare_data.py", "data", ["--name", "pt"]).data.data_dir == "data/pt"
 
 

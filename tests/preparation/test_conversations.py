@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_helpers import here, write_chats
+from chat_helpers import here
 from conftest import losses
-from data_helpers import documents_of, pieces_of, write_parquet
+from data_helpers import pieces_of
 from test_counted import assert_same
 
 import data
@@ -122,21 +122,6 @@ def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
     assert cut > 100
 
 
-def test_whole_documents_are_packed_without_a_cut():
-    rng = np.random.default_rng(1000)
-    docs = [rng.integers(1, 9, rng.integers(1, 20)).astype(np.uint16) for _ in range(500)]
-    for buffer in (7, 1000):
-        packed = data.pack(iter(docs), 20, 0, buffer, whole=True)
-        rows = list(packed)
-        assert all(len(row) == 20 and row[1] != 0 for row in rows)
-        found = [piece[1:] for row in rows for piece in pieces_of(row) if len(piece) > 1]
-        assert Counter(found) == Counter(map(tuple, docs))
-        stats = packed.stats
-        assert packed.leftover == [] and stats.cuts == stats.splits == stats.dropped == 0
-        assert len(rows) * 20 == stats.tokens + stats.bos == sum(map(len, docs)) + stats.bos
-    assert stats.bos - stats.documents < 60  # filler: hardly more than the last row's
-
-
 def rows_of(manifest: Manifest, split: str) -> list[list[int]]:
     return [manifest.row(split, 0, r).tolist() for r in range(manifest.rows(split))]
 
@@ -162,17 +147,6 @@ def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data
     train, val = found.values()
     assert (train + val).total() == 400 and len(val) > 20
     assert {*train, *val} == {*known} and not {*train} & {*val}
-
-
-def test_conversations_from_parquet_and_jsonl(tmp_path):
-    """Of the Hub, any split: test_prepare.py."""
-    said = write_chats(tmp_path / "a.jsonl", 5)
-    turns = sorted(map(chat.read_turns, said))
-    write_parquet(tmp_path / "p.parquet", messages=[*said, []])
-    assert documents_of(f"files:{tmp_path}/a.jsonl#messages") == (turns, {})
-    for kind in ("files:", "hf:file://"):
-        found = documents_of(f"{kind}{tmp_path}/p.parquet#messages")
-        assert found == (turns, {"empty documents": 1})
 
 
 def test_conversations_of_the_standard_library():
