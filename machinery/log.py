@@ -28,7 +28,7 @@ from machinery.output import json_of, public, say
 from machinery.plan import UNKNOWN
 
 WANDB_S = 30.0  # how long to wait for its server
-SPEED = re.compile("^(time|watch|tflops|mfu|tokens_per)|_m?s$")  # wandb's speed panel
+SPEED = re.compile("^(time|tflops|mfu|tokens_per)|_m?s$")  # wandb's speed panel
 
 
 class Log:
@@ -249,7 +249,6 @@ def start_of(argv: list[str], run) -> Start:
         command=shlex.join(["train.py", *map(public, argv)]),
         device=device_name(world),
         world_size=world.world_size,
-        eval_tokens=options.eval_tokens,
         data_dir=options.data_dir,
         init_from=options.init_from,
         code=code.of_process()[0],
