@@ -215,8 +215,7 @@ def log_step(run: Run, step: Step) -> None:
     """Log a step, or warn or raise if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
     progress = run.progress
-    wait_s = run.loader.pop_wait_s()
-    step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
+    step_s = run.meter.step(plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
     if step.number > progress.resumed_at + 1:  # the first step of a process compiles
         progress.timed_s += step_s
         progress.timed_steps += 1
@@ -235,7 +234,6 @@ def log_step(run: Run, step: Step) -> None:
         norm=step.norm,
         time=time.time(),
         step_s=step_s,
-        watch=formats.Watch(wait_s=wait_s, saving=run.checkpoints.busy),
         **run.meter.summary(),
     )
     log.write(line, **step.more)

@@ -165,8 +165,12 @@ def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Ma
     return f" ({'; '.join(differ.values())})" if differ else ""
 
 
-def differences(before: dict, now: dict, names) -> dict[str, str]:
+def differences(
+    before: dict, now: dict, names, there: str = "there", here: str = "here"
+) -> dict[str, str]:
     """name -> "name is X there and Y here", of the names whose values differ in two identities."""
-    before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # for missing fields
+    usual = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig())  # for missing fields
+    before = usual | before
+    now = usual | now
     differ = [n for n in sorted(names) if json.dumps(before.get(n)) != json.dumps(now.get(n))]
-    return {n: brief(f"{n} is {before.get(n)!r} there and {now.get(n)!r} here") for n in differ}
+    return {n: brief(f"{n} is {before.get(n)!r} {there} and {now.get(n)!r} {here}") for n in differ}

@@ -461,16 +461,6 @@ class Export(Origin):
 
 
 @record
-class Watch:
-    """What may have slowed a step down."""
-
-    wait_s: Number
-    """For data."""
-    saving: bool
-    """Whether a checkpoint was being written."""
-
-
-@record
 class StepLine:
     """A step that changed the weights. Numbers that you add in train.py stand beside these."""
 
@@ -507,7 +497,6 @@ class StepLine:
     """Seconds that training paused for checkpoints."""
     report_s: Number | None = None
     """Seconds of writing the report."""
-    watch: Watch | None = None
 
 
 @record
@@ -562,7 +551,6 @@ class Start:
     world_size: Count
     """Ranks."""
     data_dir: str
-    eval_tokens: Whole | None = None
     init_from: str | None = None
     """The weights that it began from."""
     code: Code | None = None

@@ -228,7 +228,6 @@ def start_of(argv: list[str], run) -> Start:
         command=shlex.join(["train.py", *map(public, argv)]),
         device=device_name(world),
         world_size=world.world_size,
-        eval_tokens=options.eval_tokens,
         data_dir=options.data_dir,
         init_from=options.init_from,
         code=code.of_process()[0],

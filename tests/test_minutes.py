@@ -67,9 +67,7 @@ def test_the_run_is_that_of_as_many_steps(planned, small_data, tmp_path):
     assert logged(run_dir, "lr") == logged(planned, "lr") == rates and len({*rates}) > 6
     assert checkpoints(run_dir) == [8, 24] and trainer(run_dir, 8)["steps"] == 24
     assert (c["steps"], c["minutes"]) == (0, 0.08)  # what this machine's speed has no part in
-    page = (run_dir / "report.html").read_text()
-    assert "tokens in 24 steps" in page and "<b>minutes</b><span>0.08" in page
-    assert "<b>steps</b><span>24" in page
+    assert "tokens in 24 steps" in (run_dir / "report.html").read_text()
     assert "is finished (24 steps)" in fork(small_data, run_dir, *MINUTES)
 
     with pytest.raises(UsageError, match="minutes is 0.08 there and 0.1 here; "):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import faults
 import pytest
 import torch
-from conftest import SMALL, logged, losses, metrics, read_json, run, starts, train_here
+from conftest import SMALL, logged, look, losses, metrics, read_json, run, starts, train_here
 from data_helpers import prepare_tiny
 from test_checkpoint import rehash
 from test_counted import assert_same
@@ -24,7 +24,6 @@ import train
 from bits_per_byte import score_text
 from config import GPTConfig, UsageError
 from data import RowLoader, order_of
-from instruments.pages import report
 from machinery import build, disk, log
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
@@ -364,9 +363,8 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     assert f"{file.parent} is not read" in out
     assert "computed in torch.float32 from here on, in torch.float16 before" in out
     assert "resumed at step 8" in out and re.search(r"done: 12 steps, .* since step 8;", out)
-    begun = starts(own_run)
-    assert [s["eval_tokens"] == 64 for s in begun] == [False, True]
-    assert f"{begun[0]['eval_tokens']}, then 64" in str(report.RunFolder(own_run).config)
+    assert {*logged(own_run, "val_rows")[:-1]} == {16, 1}
+    assert "warning: the data or eval_tokens" in look(capsys, "compare", own_run, own_run)
 
 
 def test_time_left_has_every_validation_that_will_come():

@@ -89,13 +89,13 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
 
     def draw(axes, by_time: bool) -> None:
         for n, run in enumerate(runs):
-            # not the untrained model's value: it would squeeze the scale for all the others
-            trained = [(line.tokens, line.val_bpb) for line in run.validations if line.tokens]
-            x = [run.seconds_at(tokens) / unit_s if by_time else tokens for tokens, _ in trained]
+            # without the untrained model's value, which would squeeze the scale for all the others
+            tokens, bpb = zip(*run.curve)
+            x = [run.seconds_at(n) / unit_s for n in tokens] if by_time else tokens
             if run.first_step == 1 or not by_time:
                 axes.plot(
                     x,
-                    [bpb for _, bpb in trained],
+                    bpb,
                     linewidth=1.4,
                     marker=MARKERS[n % len(MARKERS)],
                     markersize=4,

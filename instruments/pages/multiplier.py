@@ -65,11 +65,6 @@ def meet(
     return reached(higher, a), reached(higher, b)
 
 
-def curve_of(run: RunFolder) -> list[tuple[float, float]]:
-    """(tokens, bits per byte) of its validations, but for that of the untrained model."""
-    return [(line.tokens, line.val_bpb) for line in run.validations if line.tokens > 0]
-
-
 # What a run has needed up to a number of tokens.
 MEASURES = {
     "tokens": lambda run, tokens: tokens,
@@ -95,8 +90,8 @@ def times_less(
 ) -> float:
     """How many times less `other` needs than `base` for the loss that both have after `tokens`; not
     finite if one had it before its first validation. shift: added to the loss of `other`."""
-    a = curve_of(base)
-    b = [(n, bpb + shift) for n, bpb in curve_of(other)]
+    a = base.curve
+    b = [(n, bpb + shift) for n, bpb in other.curve]
     cost = MEASURES[measure]
     needed = [cost(run, at) for run, at in zip((base, other), meet(a, b, tokens))]
     return needed[0] / needed[1] if needed[1] else math.inf
@@ -148,7 +143,7 @@ def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool)
     both have after `common` tokens, a half and a quarter of them. only_noise: only the seed
     differs."""
     noise, remark = noise_of(newest_rows(base), newest_rows(other))
-    begin = max(curve_of(run)[0][0] for run in (base, other))
+    begin = max(run.curve[0][0] for run in (base, other))
     rows = [("loss of both after", *MEASURES)]
     for tokens in (common, common / 2, common / 4):
         cells = [cell(m, base, other, tokens, noise, only_noise) for m in MEASURES]
@@ -157,6 +152,10 @@ def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool)
     title = f"how many times less {other.dir} needs than {base.dir}"
     if len(rows) == 1:
         return [f"{title}: n/a, they have no validation in the same range of tokens and loss"]
+    return [f"{title}{remark}:", *aligned(rows)]
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """The lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return [f"{title}{remark}:", *lines]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -30,25 +30,15 @@ from machinery.formats import (
     ValidationLine,
     read_lines,
 )
-from machinery.output import say
+from machinery.trained import remedy_for
 
-# Of a start: what it decided, and the version of torch.
+# What a start decided, and the version of torch; None: an older one has not recorded it.
 OF_A_START = ("micro_batch", "parallel", "compile", "recompute", "torch")
 
 
 def plain(value: object) -> str:
     """For a screen or a picture: one line without control characters."""
-    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
-
-
-def read_json(path: Path, kind: Any, default: Any) -> Any:
-    """A JSON file; the default if it is not there or, with a warning, if it is damaged."""
-    try:
-        return formats.read(path, kind) if path.exists() else default
-    except DataError as error:
-        say(f"warning: {error}; left out of the report")
-        return default
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 # --------------------------------------------------------------------------------------- the run
@@ -60,9 +50,8 @@ class RunFolder:
     def __init__(self, folder: str | Path):
         self.dir = Path(folder)
         if not (self.dir / "metrics.jsonl").exists():
-            runs = sorted(str(p.parent) for p in self.dir.parent.glob("*/metrics.jsonl"))
-            others = f"there are {', '.join(runs)}" if runs else "train one first: python train.py"
-            raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
+            remedy = remedy_for(str(folder))
+            raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {remedy}")
         lines = read_lines(self.dir / "metrics.jsonl", METRICS)
         of = lambda kind: [line for line in lines if isinstance(line, kind)]
         self.steps: list[StepLine] = of(StepLine)
@@ -72,28 +61,40 @@ class RunFolder:
         self.skipped = len(of(SkippedLine))
         self.starts: list[Start] = [line.start for line in of(StartLine)]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
-        samples = read_lines(self.dir / "samples.jsonl", SampleLine)
-        self.samples = sorted(thinned(samples), key=lambda sample: sample.step)
-        self.config = read_json(self.dir / "config.json", dict[str, Any], {})
-        status = read_json(self.dir / "status.json", Status, Status(state="unknown"))
-        self.state = plain(status.state)
-        self.error = plain(status.error or "")
+        self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
+        self.config = formats.read(self.dir / "config.json", dict[str, Any])
+        self.status = formats.read(self.dir / "status.json", Status)
         taken = [line.step for line in lines if isinstance(line, StepLine | SkippedLine)]
         # 1, unless it was begun from a checkpoint of another run
         self.first_step = min(taken, default=1)
-        if self.config.get("minutes"):  # its steps follow from the speed of the machine
-            self.config["steps"] = max(taken, default=0)
-        if self.starts:  # the weights that it began from, and what each start may change
-            self.config["init_from"] = self.starts[0].init_from
-            for name in ("eval_tokens", *OF_A_START):
-                values = [getattr(start, name) for start in self.starts]
-                if name == "eval_tokens" or None not in values:  # an older version lacks them
-                    self.config[name] = ", then ".join(map(str, dict.fromkeys(values)))
+        self.last_step = max(taken, default=0)
+
+    def options(self) -> dict[str, Any]:
+        """What decides its numbers and its speed: config.json, and lists of what its starts
+        decided."""
+        options = dict(self.config)
+        if options.get("minutes"):  # its steps follow from the speed of the machine
+            options["steps"] = self.last_step
+        # a process that resumes reads no other weights
+        options["init_from"] = [start.init_from for start in self.starts[:1]]
+        for name in OF_A_START:
+            options[name] = [*dict.fromkeys(getattr(start, name) for start in self.trained())]
+        return options
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """(tokens, bits per byte) of its validations, but for that of the untrained model."""
+        return [(line.tokens, line.val_bpb) for line in self.validations if line.tokens > 0]
 
     def seconds_at(self, tokens: float) -> float:
         """Seconds of training up to `tokens`, without compiling, validation, saving, time between
         starts."""
         return float(np.interp(tokens, *self._clock))
+
+    @cached_property
+    def usual_s(self) -> float:
+        """The median seconds of a step, without the first, which compiles."""
+        return statistics.median([line.step_s for line in self.steps[1:] or self.steps] or [0])
 
     @cached_property
     def _clock(self) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +104,7 @@ class RunFolder:
         seconds = np.array([line.step_s for line in self.steps])
         ended = [line.time for line in self.steps]
         firsts = {0, *np.searchsorted(ended, [start.time for start in self.starts])}
-        seconds[sorted(firsts - {len(seconds)})] = self.median("step_s")
+        seconds[sorted(firsts - {len(seconds)})] = self.usual_s
         return tokens, np.cumsum([0, *seconds])
 
     def trained(self) -> list[Start]:
@@ -123,14 +124,11 @@ class RunFolder:
 
     @property
     def codes(self) -> list[Code]:
-        """Of each start whose steps are in the run; [] if one of them is not known."""
+        """Of the starts whose steps are in the run, each once, the newest last; [] if one of them
+        is not known."""
         codes = [start.code for start in self.trained()]
-        return [] if None in codes else codes
-
-    def median(self, key: str) -> float:
-        """The median of a figure over the steps, without the first, which compiles."""
-        known = [getattr(line, key) for line in self.steps[1:] or self.steps]
-        return statistics.median([x for x in known if x is not None] or [0])
+        each = [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
+        return [] if None in codes else each
 
     def processes(self) -> list["Process"]:
         """The starts that trained."""
@@ -151,11 +149,10 @@ class RunFolder:
 
     def manifest(self) -> shards.Manifest | None:
         """The manifest of the run's training data; None if the data are gone or have changed."""
-        for folder in dict.fromkeys(start.data_dir for start in self.starts):
-            with suppress(ValueError, DataError, OSError):  # ValueError: no path at all
-                manifest = shards.Manifest.load(folder)
-                if manifest.fingerprint == self.config.get("data_fingerprint"):
-                    return manifest
+        with suppress(IndexError, ValueError, DataError, OSError):  # no start, not even a path, ...
+            manifest = shards.Manifest.load(self.starts[-1].data_dir)
+            if manifest.fingerprint == self.config.get("data_fingerprint"):
+                return manifest
         return None
 
 
@@ -172,27 +169,7 @@ class Process:
     """The last of its own steps says how many of these were validation, saving, the report."""
 
 
-def slow_steps(processes: list[Process]) -> list[tuple[str, str]]:
-    """(name, text) for the report: how many steps took over twice the median, and why; the longest
-    wait for data. [] if none did. A step waited for data if the wait is at least half of what it
-    took above the median. The first step of each process is left out, as it compiles."""
-    steps = [line for process in processes for line in process.own[1:] if line.watch]
-    if not steps:
-        return []
-    usual_s = statistics.median(line.step_s for line in steps)
-    slow = [line for line in steps if line.step_s > 2 * usual_s]
-    if not slow:
-        return []
-    waited = sum(line.watch.wait_s >= (line.step_s - usual_s) / 2 for line in slow)
-    saving = sum(line.watch.saving for line in slow)
-    text = f"{len(slow):,} of {len(steps):,} steps took over twice the median, {waited:,} of them "
-    text += f"waiting for data, {saving:,} while saving"
-    worst = max(steps, key=lambda line: line.watch.wait_s)
-    longest = f"{worst.watch.wait_s:.2f} s, in step {worst.step:,}"
-    return [("slow steps", text), ("longest wait for data", longest)]
-
-
 def thinned(samples: list[SampleLine]) -> list[SampleLine]:
-    """The last sample of each step, and at most 12 of them, evenly spread."""
+    """The last sample of each step, and at most 12 of them, evenly spread up to the last one."""
     last = [*{sample.step: sample for sample in samples}.values()]
-    return last[::-1][:: max(math.ceil(len(last) / 12), 1)]
+    return last[:: -max(math.ceil(len(last) / 12), 1)][::-1]

@@ -8,20 +8,20 @@ ends; eval.py calls the rest. Next: report.html, the template.
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import GPTConfig, Local, TrainConfig, UsageError, find_preset
+from config import Local, UsageError
 from instruments.pages import curves, multiplier
-from instruments.pages.records import OF_A_START, RunFolder, plain, slow_steps
+from instruments.pages.records import RunFolder, plain
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import cli, code, disk, trained
+from machinery import code, disk, folders, trained
 from machinery.formats import SampleLine
 from machinery.log import duration, short
-from machinery.output import brief, say
+from machinery.output import say
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 40  # drawn at a validation
@@ -49,21 +49,12 @@ def rewrite(config: ReportConfig, load_model) -> None:
 def write(run_dir: str | Path) -> Path:
     """Write RUN_DIR/report.html; returns its path."""
     run = RunFolder(run_dir)
-    processes = run.processes()
-    preset, facts = configuration(run)
     html = TEMPLATES.get_template("report.html").render(
-        title=f"Run {run.dir.resolve().name}",
         run=run,
-        machines=run.devices,
-        slow=slow_steps(processes),
         pictures=curves.draw_run(run),
-        starts=processes,
-        manifest=run.manifest(),
-        plain=plain,
-        preset=preset,
-        configuration=facts,
         now=time.time(),
         date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
+        plain=plain,
         short=short,
         duration=duration,
     )
@@ -72,151 +63,107 @@ def write(run_dir: str | Path) -> Path:
     return page
 
 
-# Of config.json: of data and code, which the page tells beside them.
-HASHES = ("data_fingerprint", "tokenizer_sha256", "revisions", "code")
-
-
-def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
-    """The preset that the run was begun with, if it is known; and (name, text) of what differs from
-    it, or of all."""
-    word = cli.first_word(run.starts[0].command.split()[1:])[0] if run.starts else ""
-    preset = find_preset(word)
-    parts = (preset.train, preset.model, preset.run) if preset else ()
-    usual = {name: value for part in parts for name, value in asdict(part).items()}
-    facts = []
-    for key, value in run.config.items():
-        if key not in HASHES and plain(value) != plain(usual.get(key)):
-            facts.append((key, plain(value) or "none"))
-    return word if preset else "", facts
-
-
 # -------------------------------------------------------------------------------- several runs
 
 
-def compare(argv: list[str]) -> int:
-    """`eval.py compare RUN RUN ...`: draw compare.svg beside the first run; print the table."""
-    say(compared(argv))
-    return 0
-
-
-def compared(words: list[str]) -> str:
-    """The table, what else differs, and the path of the picture, which it draws."""
-    if len(words) < 2:
+def compare(argv: list[str]) -> None:
+    """`eval.py compare RUN RUN ...`: print what `compared` says; draw compare.svg beside the first
+    run."""
+    if len(argv) < 2:
         raise UsageError("compare needs two runs or more: python eval.py compare tiny runs/other")
-    runs = [RunFolder(trained.folder_of(word)) for word in words]
-    for run in runs:
-        if not multiplier.curve_of(run):
+    runs = [RunFolder(trained.folder_of(word)) for word in argv]
+    common, met = common_point(runs)
+    say(compared(runs, common))
+    if not met:
+        say(f"warning: not all have a validation at {short(common)}: read off between two")
+    path = runs[0].dir.parent / "compare.svg"
+    disk.write_text(path, curves.draw_compared(runs, common))
+    say(f"picture: {path}")
+
+
+def compared(runs: list[RunFolder], common: int) -> str:
+    """A table of the runs, which are compared after `common` tokens; how each of the others differs
+    from the first, and what that is worth."""
+    whole = all(run.whole_validation for run in runs)
+    last = "bpb of all rows" if whole else "last bpb"
+    at = f"bpb at {short(common)}"
+    head = ("run", "tokens", last, at, "difference", "tok/s", "time until there")
+    lines = multiplier.aligned([head, *(row(run, runs[0], common, whole) for run in runs)])
+    for run in runs[1:]:
+        lines += ["", *pair(runs[0], run, common)]
+    return "\n".join(lines)
+
+
+def common_point(runs: list[RunFolder]) -> tuple[int, bool]:
+    """The most tokens after which all runs have a validation, and True; where no two meet, the
+    tokens of the run that ended first, and False."""
+    known = [{tokens for tokens, _ in run.curve} for run in runs]
+    for run, points in zip(runs, known):
+        if not (points and run.steps):
             raise UsageError(
                 f"{run.dir} has no validation after its first step yet: let it run on, or compare "
                 "other runs"
             )
-    common = max(
-        set.intersection(*({line.tokens for line in run.validations} for run in runs)) | {0}
-    )
-    between = common <= 0
-    if between:
-        common = min(run.validations[-1].tokens for run in runs)
-    whole = all(run.whole_validation for run in runs)
-    last = "bpb of all rows" if whole else "last bpb"
-    label = f"bpb at {short(common)}"
-    rows = [("run", "tokens", last, label, "difference", "tok/s", "time until there")]
-    differ, advice = differences(runs)
-    base = None
-    for run in runs:
-        known = [(line.tokens, line.val_bpb) for line in run.validations]
-        if known[0][0] > common:
-            raise UsageError(
-                f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
-                f"({short(common)}); compare runs that overlap"
-            )
-        bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
-        if base is None:
-            base = bpb
-        took = f"n/a, begins at step {run.first_step:,}"
-        if run.first_step == 1:
-            took = duration(run.seconds_at(common))
-        rows.append(
-            (
-                plain(run.dir),
-                short(run.tokens),
-                f"{run.whole_validation.full_val_bpb if whole else known[-1][1]:.4f}",
-                f"{bpb:.4f}",
-                # not -0.0000
-                "n/a" if advice == OTHER_TEXT else f"{round(bpb - base, 4) or 0.0:+.4f}",
-                short(run.median("tokens_per_s")),
-                took,
-            )
+    met = set.intersection(*known)
+    return max(met or {min(map(max, known))}), bool(met)
+
+
+def row(run: RunFolder, base: RunFolder, common: int, whole: bool) -> tuple[str, ...]:
+    """A row of the table; `base` is the first run. whole: all have scored all held-out rows."""
+    bpb = bpb_at(run, common)
+    difference = round(bpb - bpb_at(base, common), 4) or 0.0  # not -0.0000
+    last = run.whole_validation.full_val_bpb if whole else run.validations[-1].val_bpb
+    speed = short(run.steps[-1].tokens_per_s)
+    took = f"n/a, begins at step {run.first_step:,}"
+    if run.first_step == 1:
+        took = duration(run.seconds_at(common))
+    figures = (f"{last:.4f}", f"{bpb:.4f}", f"{difference:+.4f}")
+    return plain(run.dir), short(run.tokens), *figures, speed, took
+
+
+def bpb_at(run: RunFolder, common: int) -> float:
+    """Bits per byte after so many tokens; between two validations, if need be."""
+    tokens, bpb = zip(*[(line.tokens, line.val_bpb) for line in run.validations])
+    if tokens[0] > common:
+        raise UsageError(
+            f"{run.dir} begins at {short(tokens[0])} tokens, after another run has ended "
+            f"({short(common)}); compare runs that overlap"
         )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    for run in runs[1:]:
-        pair = differences([runs[0], run])[1]
-        if pair != OTHER_TEXT:
-            noise = pair.startswith(ONLY_NOISE)
-            lines += ["", *multiplier.table_of(runs[0], run, common, noise)]
-    lines += ["", *differ, advice]
-    if between:
-        lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
-    path = runs[0].dir.parent / "compare.svg"
-    try:
-        disk.write_text(path, curves.draw_compared(runs, common))
-        lines.append(f"picture: {path}")
-    except OSError as error:
-        lines.append(f"picture: none, as {path} cannot be written ({error.strerror})")
-    return "\n".join(lines)
+    return float(np.interp(common, tokens, bpb))
 
 
-ONLY_NOISE = "no difference"
-OTHER_TEXT = "warning: the data differ, so the bits per byte are of different text"
+def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
+    """How many times less one run needs than another, how they differ, and what that is worth."""
+    differ = differences(base, other)
+    rows = {line.val_rows for run in (base, other) for line in run.validations} - {0}  # 0: unknown
+    if "data_fingerprint" in differ or len(rows) > 1:
+        both = f"the data or eval_tokens of {base.dir} and {other.dir}"
+        advice = f"warning: {both} differ, so the bits per byte are of different text"
+        return [*differ.values(), advice]
+    only_noise = differ.keys() <= {"seed"}
+    if not differ:
+        advice = "no difference: options, seed, data and code are the same, so it is rounding"
+    elif only_noise:
+        advice = "no difference: only the seed differs, so all of it is noise"
+    else:
+        advice = "trust a difference only if it is larger than that between two seeds"
+    return [*multiplier.table_of(base, other, common, only_noise), *differ.values(), advice]
 
 
-def differences(runs: list[RunFolder]) -> tuple[list[str], str]:
-    """Each field of the configuration that differs, and the code; and how far the figures can be
-    trusted."""
-    unknown = [str(run.dir) for run in runs if not run.config]
+def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:
+    """name -> how two runs differ in this option, or in the code; {}: they do not."""
+    ours = a.options()
+    theirs = b.options()
+    names = (ours | theirs).keys() - {"code"}
+    differ = folders.differences(ours, theirs, names, f"in {a.dir}", f"in {b.dir}")
+    unknown = [str(run.dir) for run in (a, b) if not run.codes or run.first_step > 1]
     if unknown:
-        return [], f"no config.json in {', '.join(unknown)}: what else differs is not known"
-    differ = {}
-    of_code = differences_of_code(runs)
-    usual = asdict(TrainConfig()) | asdict(GPTConfig())  # of what an older run does not mention
-    for key in dict.fromkeys(key for run in runs for key in run.config if key != "code"):
-        found = [plain(run.config.get(key, usual.get(key))) or "none" for run in runs]
-        is_known = key not in OF_A_START or all(key in run.config for run in runs)
-        if len(set(found)) > 1 and is_known:
-            differ[plain(key)] = found
-    mixed = any("then" in plain(run.config.get("eval_tokens")) for run in runs)
-    advice = "trust a difference only if it is larger than that between two seeds"
-    if "data_fingerprint" in differ:
-        advice = OTHER_TEXT
-    elif mixed or "eval_tokens" in differ:
-        advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
-    elif not differ and not of_code:
-        advice = (
-            f"{ONLY_NOISE}: code, data, options and seed are the same, so all of it is rounding"
-        )
-    elif differ.keys() == {"seed"} and not of_code:
-        advice = f"{ONLY_NOISE}: only the seed differs, so all of it is noise"
-    lines = [brief(f"{key}: {', '.join(found)}") for key, found in differ.items()]
-    return [*lines, *of_code], advice
-
-
-def differences_of_code(runs: list[RunFolder]) -> list[str]:
-    """Between the first run and each other, and within one that went on under other code."""
-    unknown = [str(run.dir) for run in runs if not run.codes]
-    if unknown:
-        return [f"code: that of {', '.join(unknown)} is not known"]
-    lines = []
-    for run in runs:
-        if run.first_step > 1:
-            lines.append(f"code: {run.dir} goes on from another run's step {run.first_step - 1:,}")
-        for before, after in zip(run.codes, run.codes[1:]):
-            changed = code.difference(before, after, (run.dir, run.dir))
-            if changed:
-                lines.append(f"code: while {run.dir} trained, {changed}")
-        other = code.difference(runs[0].codes[-1], run.codes[-1], (runs[0].dir, run.dir))
-        if other:
-            lines.append(f"code of {run.dir}: {other} from that of {runs[0].dir}")
-    return lines
+        return differ | dict(code=f"code: not that of all steps is known of {', '.join(unknown)}")
+    where = (a.dir, b.dir)
+    found = {code.difference(x, y, where) for x in a.codes for y in b.codes} - {""}
+    if found:
+        differ["code"] = f"code: {'; '.join(sorted(found))} between {a.dir} and {b.dir}"
+    return differ
 
 
 # -------------------------------------------------------------------------------- while it trains
@@ -234,17 +181,16 @@ def update(run, step: int) -> str:
         prompt = find_prompts((), run.preset.name, run.manifest)[0]
         tuned = bool(run.manifest.marks)
         config = SampleConfig(max_new_tokens=SAMPLE_TOKENS)
-        was_training = run.model.training
         run.model.eval()
         try:
             texts, _ = continuations(run.model, tokenizer, [prompt], tuned, config)
         finally:
-            run.model.train(was_training)
+            run.model.train()
         text = prompt + "\n" * tuned + texts[0]
         tokens = step * run.plan.tokens_per_step
         sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
         # not json_of: a URL that the model wrote is no secret
-        disk.append(folder / "samples.jsonl", json.dumps(asdict(sample)) + "\n")
+        disk.append(folder / "samples.jsonl", json.dumps(vars(sample)) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     if step < run.plan.steps:
         write(folder)

@@ -1,76 +1,84 @@
 """instruments/pages/report.py: the page of a run and the comparison of several, on invented run
-folders with known figures, and at the end of a real run."""
+folders with known figures; and what it does while a real run trains, which it neither changes nor
+stops, and at its end."""
 
-import html
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import CPU, ROOT, logged, train_here, write_json, write_lines
+from conftest import (
+    CPU,
+    ROOT,
+    SMALL,
+    logged,
+    look,
+    losses,
+    read_lines,
+    run,
+    train_here,
+    write_json,
+    write_lines,
+)
 from data_helpers import fingerprint, prepare_tiny
+from test_faults import assert_same_state
 
 import eval
 from config import PRESETS, UsageError
 from instruments.pages import curves, report
 from instruments.pages.records import thinned
 from instruments.talk.sample import find_prompts
-from machinery.formats import METRICS, SampleLine, parse, read_lines
+from machinery.formats import SampleLine
 from machinery.shards import Manifest
 
-STEP_TOKENS = 1000
 
-
-def step(n: int, time: float, **more) -> dict:
+def step(n: int, **more) -> dict:
     """A training record as train.py writes it; each step takes 2 s."""
-    record = dict(step=n, tokens=n * STEP_TOKENS, loss=8 / n, bpb=4 / n, lr=0.5, norm=1.0)
-    record |= dict(time=time, step_s=2.0, tokens_per_s=500.0, tokens_per_s_mean=490.0, dt_ms=2000.0)
-    record |= dict(data_wait_ms=0.1, tflops_full=0.2, tflops_causal=0.1, mfu_full=0.3)
-    return record | dict(mfu_causal=0.25) | more
+    record = dict(step=n, tokens=1000 * n, loss=8 / n, bpb=4 / n, lr=0.5, norm=1.0)
+    record |= dict(time=100 + 2.0 * n, step_s=2.0, tokens_per_s=500.0, data_wait_ms=0.1)
+    record |= dict(tflops_full=0.2, tflops_causal=0.1, mfu_full=0.3, mfu_causal=0.25)
+    return record | more
 
 
 def validation(n: int, bpb: float, **more) -> dict:
-    record = dict(step=n, tokens=n * STEP_TOKENS, val_loss=2 * bpb, val_bpb=bpb, val_rows=160)
-    return record | dict(epochs={"a": 0.1}) | more
-
-
-def make_run(folder, records, state=None, starts=(), **config):
-    """starts: what the lines {"start": ...} of metrics.jsonl say; each stands before its steps."""
-    folder.mkdir(parents=True)
-    lines = [*records]
-    for begun in starts:
-        later = (i for i, r in enumerate(lines) if r.get("time", 0) >= begun["time"])
-        lines.insert(next(later, len(lines)), {"start": begun})
-    write_lines(folder / "metrics.jsonl", lines)
-    write_json(folder / "config.json", dict(steps=10, seed=0, extras=[]) | config)
-    if state:
-        write_json(folder / "status.json", state)
-    return folder
-
-
-def start(time: float, **more) -> dict:
-    where = dict(command="train.py tiny", device="cpu", world_size=1, data_dir="none")
-    return dict(time=time) | where | more
+    return dict(step=n, tokens=1000 * n, val_loss=2 * bpb, val_bpb=bpb, val_rows=160) | more
 
 
 def ten_steps(bpb_at_10: float = 2.0) -> list[dict]:
-    steps = [step(n, 100 + 2.0 * n) for n in range(1, 11)]
+    steps = [step(n) for n in range(1, 11)]
     first, middle, last = map(validation, (0, 5, 10), (4.0, 3.0, bpb_at_10))
     return [first, *steps[:5], middle, *steps[5:], last]
 
 
-class Page(HTMLParser):
-    """What a page has; asserts that every tag is closed in order, and that none has a handler."""
+def start(time: float = 100.0, **more) -> dict:
+    where = dict(command="train.py tiny", device="cpu", world_size=1, data_dir="none")
+    return dict(start=dict(time=time) | where | more)
 
-    def __init__(self, page: str):
+
+def make_run(folder, records, state="done", **config) -> Path:
+    folder.mkdir(parents=True)
+    write_lines(folder / "metrics.jsonl", records)
+    write_json(folder / "config.json", dict(steps=10, seed=0, extras=[]) | config)
+    write_json(folder / "status.json", dict(state=state))
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page has; asserts that every tag is closed in order, and that none has a handler.
+    text: its words, a blank between two."""
+
+    def __init__(self, html: str):
         super().__init__()
-        self.page = page
+        self.html = html
         self.tags = []
         self.open = []
-        self.feed(page)
+        self.text = ""
+        self.feed(html)
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
@@ -82,344 +90,355 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def texts(self, tag: str) -> list[str]:
-        found = re.findall(f"<{tag}>(.*?)</{tag}>", self.page, re.DOTALL)
-        return [html.unescape(text).strip() for text in found]
-
-    @property
-    def rows(self) -> dict[str, str]:
-        found = re.findall("<b>([^<]*)</b><span>(.*?)</span>", self.page, re.DOTALL)
-        return {html.unescape(name): html.unescape(text).strip() for name, text in found[::-1]}
-
-    @property
-    def starts(self) -> list[dict]:
-        names = self.texts("th")
-        cells = iter(self.texts("td"))
-        return [dict(zip(names, row)) for row in zip(*[cells] * len(names))]
-
-    @property
-    def head(self) -> str:
-        return " ".join(self.texts("header")[0].split())
+    def handle_data(self, data):
+        self.text = " ".join([self.text, *data.split()])
 
 
 def page_of(folder) -> Page:
-    page = report.write(folder)
-    assert page == folder / "report.html"
-    return Page(page.read_text())
+    return Page(report.write(folder).read_text())
 
 
 @pytest.mark.pictures
 def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
-    state = {"state": "done", "step": 10, "exit_code": 0}
     whole = dict(step=10, tokens=10_000, full_val_loss=4.2, full_val_bpb=2.1, val_rows=348)
-    config = dict(extras=["value_embeds", "<b>"], optimizer="muon", lr=1.0, lr_scale=1.0)
-    begun = [start(90.0, world_size=4)]
-    folder = make_run(tmp_path / "a", [*ten_steps(), whole], state, begun, **config)
+    folder = make_run(tmp_path / "a", [start(90.0, world_size=4), *ten_steps(), whole])
     sample = dict(step=10, tokens=10_000, prompt="<i>", text="if a < b:\n    return")
     write_lines(folder / "samples.jsonl", [sample])
     page = page_of(folder)
-    rows = page.rows
-    assert "<b>2.1000</b> bits per byte</p> <p>on all 348 held-out rows" in page.head
-    assert "10K tokens in 10 steps, 20s of training on 4 x cpu</p> </div>" in page.head
-    scored = "2.0000 bits per byte, 4.0000 nats per token, at step 10, on 160 rows"
-    assert rows["validation"] == scored
-    assert rows["on all 348 rows"].startswith("2.1000 bits per byte, 4.2000 nats")
-    assert rows["speed"] == "500 tok/s, mfu 30.0% full, 25.0% causal"
-    assert rows["extras"] == "value_embeds <b>" and rows.keys().isdisjoint({"optimizer", "best"})
-    one = dict(steps="0 to 10", time="30s", command="train.py tiny")
-    assert one.items() <= page.starts[0].items()
-    assert page.texts("pre") == ["if a < b:\n    return"]
+    for words in (
+        "2.1000 bits per byte on all 348 held-out rows "
+        "10K tokens in 10 steps, 20s of training on 4 x cpu What it writes",
+        "on all 348 rows 2.1000 bits per byte, 4.2000 nats per token, at step 10",
+        "validation 2.0000 bits per byte, 4.0000 nats per token, at step 10, on 160 rows",
+        "speed 500 tok/s, mfu 30.0% full, 25.0% causal",
+        f"all options {folder}/config.json",
+        "4 x cpu 0 to 10 30s 0s 0s 0s train.py tiny",
+    ):
+        assert words in page.text
+    assert " best " not in page.text
+    assert "<pre>if a &lt; b:\n    return</pre>" in page.html
     assert page.tags.count("svg") == 6
-    raw = (folder / "report.html").read_text()
-    policy = re.search("Content-Security-Policy.* content=\"default-src 'none'; ([^\"]*)", raw)[1]
-    assert "script" not in page.tags + [policy]
+    policy = re.search(
+        "Content-Security-Policy.* content=\"default-src 'none'; ([^\"]*)", page.html
+    )
+    assert "script" not in page.tags + [policy[1]]
     away = r'https?:(?!//www\.w3\.org)|(url\(|src="|href=")(?!#)|refresh|<details open'
-    assert not re.search(away, raw)
+    assert not re.search(away, page.html)
 
 
 def test_restarts_are_told_and_steps_done_twice_count_in_the_time(tmp_path):
     """Killed after step 8, of which 5 was saved; resumed 40 s later."""
-    steps = [step(n, 100 + 2.0 * n, eval_s=3.0, save_s=1.0) for n in range(1, 6)]
-    steps += [step(n, 150 + 2.0 * n, eval_s=2.0) for n in range(6, 9)]
-    starts = [
-        start(95.0, world_size=2),
-        start(156.0, last_step=8, last_time=116.0),
-        start(900.0, last_step=8, last_time=166.0),  # did not train
-    ]
-    page = page_of(make_run(tmp_path / "a", steps, {"state": "running"}, starts))
-    first, second, total = page.starts
-    assert (first["steps"], first["time"]) == ("0 to 8", "21s")
-    assert (second["steps"], second["time"]) == ("5 to 8", "10s")
-    assert [total[name] for name in ("time", "validation", "saving")] == ["31s", "5s", "1s"]
-    assert "16s of training on 2 x cpu, then 1 x cpu" in page.head
-    assert re.search('"refresh" content="60">.*<details open>', page.page, re.DOTALL)
+    records = [step(n, eval_s=3.0, save_s=1.0) for n in range(1, 6)]
+    records += [step(n, time=150 + 2.0 * n, eval_s=2.0) for n in range(6, 9)]
+    records.append(start(95.0, world_size=2))
+    records.append(start(156.0, last_step=8, last_time=116.0))
+    records.append(start(900.0, last_step=8, last_time=166.0))  # did not train
+    page = page_of(make_run(tmp_path / "a", records, "running"))
+    assert "2 x cpu 0 to 8 21s 3s 1s" in page.text and "1 x cpu 5 to 8 10s 2s 0s" in page.text
+    assert "all 31s 5s 1s" in page.text
+    assert "16s of training on 2 x cpu, then 1 x cpu" in page.text
+    assert re.search('"refresh" content="60">.*<details open>', page.html, re.DOTALL)
 
 
-BROKEN = {
+UNFINISHED = {
     "nothing yet": ([], "0 tokens in 0 of 10 steps"),
-    "no validation": ([step(1, 102.0)], "1K tokens in 1 of 10 steps"),
-    "validation alone": ([validation(0, 4.0)], "<b>4.0000</b>"),
-    "mfu unknown": ([step(1, 102.0, mfu_full=None)], "0.20 TFLOP/s full, 0.10 causal"),
-    "skipped": ([step(1, 102.0), dict(step=2, tokens=2000, skipped=1)], "skipped steps</b><span>1"),
+    "validation alone": ([validation(0, 4.0)], "4.0000 bits per byte"),
+    "mfu unknown": ([step(1, mfu_full=None)], "0.20 TFLOP/s full, 0.10 causal"),
+    "skipped": ([step(1), dict(step=2, tokens=2000, skipped=1)], "Result skipped steps 1"),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", UNFINISHED)
 def test_a_page_of_an_unfinished_run(name, tmp_path):
-    records, words = BROKEN[name]
-    folder = make_run(tmp_path / "a", records)
+    records, words = UNFINISHED[name]
+    folder = make_run(tmp_path / "a", records, "failed")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "loss": 1.')  # killed while it wrote
-    for file, content in (("status.json", b"\xff"), ("config.json", b'{"steps": 10')):
-        page = page_of(folder)
-        assert words in page.page and "unknown" in page.head
-        assert page.tags.count("svg") == 6 * any("loss" in r for r in records)
-        (folder / file).write_bytes(content)
-        words = words.replace(" of 10", "") if file == "config.json" else words
+    page = page_of(folder)
+    assert words in page.text and '"failed">failed<' in page.html
+    assert page.tags.count("svg") == 6 * any("loss" in r for r in records)
 
 
 # ---------------------------------------------------------------------- what a stranger's run says
 EVIL = "</pre><script>document.title = 1</script><img src=http://127.0.0.1:9 onerror=x()> $\\frac$"
-ODD = [EVIL, "\ud800\x1b[2J\0", None, True, -1, 10**400, math.nan, [EVIL], {EVIL: EVIL}, {}]
-
-
-def every_field(record: dict):
-    """The record with each of its fields put to each odd value."""
-    for name in record:
-        for odd in ODD:
-            yield record | {name: odd}
-
-
-START = {"start": start(90.0, command=EVIL, device=EVIL)}
-FILES = {
-    "config.json": dict(steps=10, data_fingerprint="x", seed=0, lr=0.1),
-    "status.json": dict(state="done", error="no"),
-}
-
-
-@pytest.mark.pictures
-def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
-    """A page that closes its tags, and runs and loads nothing. Which lines are left out:
-    test_formats.py."""
-    seen = dict(watch=dict(wait_s=0.5, saving=True))
-    watched = [r | seen if "loss" in r else r for r in ten_steps()]
-    by_source = validation(10, 1.9, val_bpb_by_source={EVIL: 1.0, "b": 2.0}, epochs={EVIL: 1.0})
-    folder = make_run(tmp_path / "<b>&'$x_1$", [START, *watched, by_source], **{EVIL: EVIL})
-    sample = dict(step=4, tokens=1, prompt="def", text="x")
-    write_lines(folder / "samples.jsonl", every_field(sample))
-    page = page_of(folder)  # with all its pictures
-    assert set(page.tags) <= ALLOWED and page.tags.count("svg") == 6
-    report.compared([str(folder), str(folder)])
-    drawn = Page((tmp_path / "compare.svg").read_text()).page
-    assert 'role="img"' in drawn and folder.name + "</text>" in html.unescape(drawn)
-    monkeypatch.setattr(curves, "draw_run", lambda run: [])
-    for name, record in FILES.items():
-        for odd in every_field(record):
-            write_json(folder / name, odd)
-            assert set(page_of(folder).tags) <= ALLOWED
-
-
+ODD = [EVIL, "\ud800\x1b[2J\0", None, True, -1, 10**400, math.nan, [EVIL], {EVIL: EVIL}]
 ALLOWED = {
     *"html meta title style main header h1 h2 section div p b span table tr th td "
     "figure figcaption pre details summary svg g path defs use text clippath rect".split()
 }
 
 
-@pytest.mark.parametrize("width, scheme", SCREENS)
-def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser, tmp_path):  # noqa: F811
-    """Of hostile text; and were a part of it not escaped, the policy would stop it."""
-    folder = make_run(tmp_path / "a", [START, *ten_steps()], {"state": EVIL}, extras=[EVIL])
+@pytest.fixture
+def strange(tmp_path) -> Path:
+    by_source = validation(10, 1.9, val_bpb_by_source={EVIL: 1.0, "b": 2.0})
+    begun = start(90.0, command=EVIL, device=EVIL)
+    folder = make_run(tmp_path / "<b>&'$x_1$", [begun, *ten_steps(), by_source], EVIL, a=EVIL)
     sample = dict(step=10, tokens=10_000, prompt=EVIL, text=EVIL * 50)
     write_lines(folder / "samples.jsonl", [sample])
-    path = report.write(folder)
+    return folder
+
+
+@pytest.mark.pictures
+def test_odd_values_are_text(strange, monkeypatch):
+    """On a page that closes its tags, and runs and loads nothing. Which lines are left out:
+    test_formats.py."""
+    page = page_of(strange)  # with all its pictures
+    assert set(page.tags) <= ALLOWED and page.tags.count("svg") == 6
+    report.compare([str(strange), str(strange)])
+    drawn = Page((strange.parent / "compare.svg").read_text())
+    assert drawn.tags[0] == "svg" and strange.name in drawn.text
+    monkeypatch.setattr(curves, "draw_run", lambda run: [])
+    for odd in ODD:
+        names = "steps minutes data_fingerprint tokenizer_sha256 revisions".split()
+        write_json(strange / "config.json", dict.fromkeys(names, odd))
+        assert set(page_of(strange).tags) <= ALLOWED
+
+
+@pytest.mark.parametrize("width, scheme", SCREENS)
+def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser, strange):  # noqa: F811
+    """Of hostile text; and were a part of it not escaped, the policy would stop it."""
+    path = report.write(strange)
+    title = f"Run {strange.name}"
     with opened(browser, path, width, scheme) as page:
-        assert page.title() == "Run a"
+        assert page.title() == title
         assert page.locator("pre").inner_text().startswith("</pre><script>")
     path.write_text(path.read_text().replace("<h1>", f"<h1>{EVIL}"))
     with opened(browser, path, width, scheme) as page:
-        assert page.title() == "Run a"
+        assert page.title() == title
 
 
 # -------------------------------------------------------------------------------- its colours
-def luminance(rgb: list[float]) -> float:
-    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
-    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear)) + 0.05
-
-
 GROUNDS = "card ask page paper sheet white whitesmoke".split()
+NO_TEXT = {*"line lightgray gainsboro".split()}
+
+
+def luminance(rgb) -> float:
+    linear = [x / 3294.6 if x <= 10 else ((x / 255 + 0.055) / 1.055) ** 2.4 for x in rgb]
+    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear)) + 0.05
 
 
 @pytest.mark.parametrize("page", ROOT.glob("instruments/*/*.[hc][ts][ms]*"), ids=lambda p: p.stem)
 def test_text_can_be_read_by_day_and_by_night(page):
     """WCAG 2: a contrast of 4.5, of the lines of a picture and the edges of a box 3; and that of a
     token with the most shade on it."""
-    css = page.read_text()
-    light, dark = re.findall(r"(?::root|svg) \{([^}]*--\w+: [^}]*)\}", css)
+    light, dark = re.findall(r"(?::root|svg) \{([^}]*--\w+: [^}]*)\}", page.read_text())
     for block in (light, light + dark):
         says = dict(re.findall(r"--([\w-]+): ([^;]+);", block))
-        rgb = {k: [x / 255 for x in bytes.fromhex(v[1:])] for k, v in says.items() if v[0] == "#"}
+        rgb = {name: bytes.fromhex(value[1:]) for name, value in says.items() if value[0] == "#"}
         grounds = [rgb.pop(name) for name in GROUNDS if name in rgb]
-        no_text = {*"line lightgray gainsboro".split()}
-        pairs = [(rgb[k], g) for k in rgb.keys() - no_text for g in grounds]
-        hue = re.findall(r"\d+", says.get("hue", ""))
-        if hue:
+        pairs = [(name, rgb[name], ground) for name in rgb.keys() - NO_TEXT for ground in grounds]
+        if "hue" in says:
             share = float(says["most"])
-            shade = [share * int(a) / 255 + (1 - share) * b for a, b in zip(hue, grounds[-1])]
-            pairs.append((rgb["ink"], shade))
-        lines = [rgb.get(name) for name in ("silver", "edge")]
-        for pair in pairs:
-            low, high = sorted(map(luminance, pair))
-            assert high / low >= (3 if pair[0] in lines else 4.5), (pair, block)
+            hue = map(int, re.findall(r"\d+", says["hue"]))
+            shade = [share * a + (1 - share) * b for a, b in zip(hue, grounds[-1])]
+            pairs.append(("ink", rgb["ink"], shade))
+        for name, *both in pairs:
+            low, high = sorted(map(luminance, both))
+            assert high / low >= (3 if name in ("silver", "edge") else 4.5), (name, block)
 
 
 # -------------------------------------------------------------------------------- several runs
-def rows_of(table: str) -> list[list[str]]:
-    return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]
+@pytest.fixture
+def said(capsys):
+    """said(A, B, ...): what `eval.py compare` prints, with the names A and B for their folders."""
+
+    def compared(*folders) -> str:
+        text = look(capsys, "compare", *folders)
+        for name, folder in zip("AB", folders):
+            text = text.replace(str(folder), name)
+        return text
+
+    return compared
 
 
-def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
-    a = make_run(tmp_path / "a", ten_steps(), extras=["value_embeds"])
-    longer = [r for r in ten_steps(2.4) if r["step"] < 10]
-    longer += [step(n, 200.0 + n) for n in range(10, 21)] + [validation(15, 2.0), validation(20, 1)]
-    b = make_run(tmp_path / "b", longer)
-    out = report.compared([str(a), str(b)])
-    _, first, second = rows_of(out)
-    assert first == [str(a), "10K", "2.0000", "3.0000", "+0.0000", "500", "10s"]
-    assert second == [str(b), "20K", "1.0000", "3.0000", "+0.0000", "500", "10s"]  # at 5K
-    assert "extras: value_embeds, none" in out and str(tmp_path / "compare.svg") in out
-    begun = make_run(tmp_path / "c", [validation(5, 3.0), *ten_steps(1.99999)[7:]])
-    _, _, third = rows_of(report.compared([str(a), str(begun)]))
-    assert third[4] == "+0.0000"  # not -0.0000
-    assert third[-1] == "n/a, begins at step 6"  # what the other one took is not in its folder
-
-
-def test_where_no_two_validations_meet_the_figures_lie_between_two(tmp_path):
-    others = [validation(6, 2.8), *ten_steps()[7:-1], validation(12, 2.2)]
-    runs = [make_run(tmp_path / "a", ten_steps()[1:]), make_run(tmp_path / "b", others)]
-    out = report.compared([*map(str, runs)])
-    assert [row[3] for row in rows_of(out)] == ["bpb at 10K", "2.0000", "2.4000"]
-    assert "warning: not all" in out
-
-
-CODE = dict(commit="a" * 40, changed=False, files={"model.py": "1" * 64})
-
-
-def test_what_a_difference_is_worth(tmp_path):
-    def advice(*runs) -> str:
-        return report.compared([str(run) for run in runs]).splitlines()[-2]
-
-    same = dict(starts=[start(100.0, eval_tokens=1000, code=CODE)])
-    a = make_run(tmp_path / "a", ten_steps(), **same)
-    seed = make_run(tmp_path / "b", ten_steps(2.1), seed=1, **same)
-    data = make_run(tmp_path / "c", ten_steps(), data_fingerprint="f", **same)
-    brief = make_run(tmp_path / "d", ten_steps(), starts=[start(100.0, eval_tokens=10)])
-    shape = make_run(tmp_path / "e", ten_steps(), n_layer=3, **same)
-    equal = make_run(tmp_path / "f", ten_steps(2.1), **same)
-    assert "noise" in advice(a, seed) and "seeds" in advice(a, shape)
-    assert "no difference" in advice(a, equal) and "rounding" in advice(a, equal)
-    assert "data differ" in advice(a, data) and "eval_tokens differ" in advice(a, brief)
-    mixed = [*same["starts"], start(110.0, eval_tokens=10)]
-    mixed = [make_run(tmp_path / name, ten_steps(), starts=mixed) for name in "gh"]
-    assert "eval_tokens differ" in advice(*mixed)
-
-
-def test_runs_whose_code_differs_are_no_two_seeds(tmp_path):
-    def made(name: str, *codes, seed=0) -> Path:
-        starts = [start(100.0 + 5 * i, code=code) for i, code in enumerate(codes)]
-        return make_run(tmp_path / name, ten_steps(), starts=starts, seed=seed)
-
-    def said(a: Path, b: Path) -> str:
-        text = report.compared([str(a), str(b)])
-        assert "no difference" not in text
-        return next(line for line in text.splitlines() if line.startswith("code"))
-
-    edited = CODE | dict(changed=True, files={"model.py": "2" * 64})
-    later = CODE | dict(commit="b" * 40, files={"model.py": "2" * 64})
-    a = made("a", CODE)
-    b = made("b", edited, seed=1)
-    c = made("c", later)
-    assert said(a, b) == f"code of {b}: model.py differs ({b}/code.diff) from that of {a}"
-    assert f"git diff {'a' * 12} {'b' * 12} -- model.py" in said(a, c)
-    on = made("d", CODE, later, CODE)
-    assert said(a, on).startswith(f"code: while {on} trained, model.py differs")
-    assert said(a, made("e", None)) == f"code: that of {tmp_path / 'e'} is not known"
-
-
-def test_what_makes_a_run_another_one_is_seen(tmp_path):
-    """And what does not: a start of which no step is left, what an older version did not record."""
-    known = dict(code=CODE, eval_tokens=9, micro_batch=8, parallel="none", torch="2")
-
-    def made(name: str, records=None, starts=None, **config) -> Path:
-        starts = starts or [start(100.0, **known)]
-        return make_run(tmp_path / name, records or ten_steps(), starts=starts, **config)
-
-    def said(b: Path) -> str:
-        return report.compared([str(a), str(b)])
-
-    a = made("a", minutes=0.0)
-    other = CODE | dict(files={"model.py": "2" * 64})
-    redone = made("redone", starts=[start(90.0, **known | dict(code=other)), start(100.0, **known)])
-    assert "no difference: code, data" in said(redone)
-    older = made("older", starts=[start(100.0, code=CODE, eval_tokens=9)])
-    assert "no difference: code, data" in said(older) and "micro_batch" not in said(older)
-    skipped = [
-        dict(step=1, tokens=1000, skipped=1) if r.get("time") == 102 else r for r in ten_steps()
+def test_runs_are_compared_at_the_tokens_they_share(said, tmp_path):
+    """Or, where no two validations meet, between two."""
+    a = make_run(tmp_path / "a", ten_steps())
+    longer = [
+        *ten_steps(2.4)[:-1],
+        *map(step, range(11, 21)),
+        *map(validation, (15, 20), (2.0, 1.0)),
     ]
-    assert "begins" not in said(made("skipped", skipped))
-    assert "torch: 2, 3" in said(made("torch", starts=[start(100.0, **known | dict(torch="3"))]))
-    on = made("on", [validation(5, 3.0), *ten_steps()[7:]])
-    assert f"code: {on} goes on from another run's step 5" in said(on)
-    assert "no difference: " not in said(on)
-    a = made("b", minutes=3.0, steps=0)
-    longer = [*ten_steps()[:-1], step(11, 122.0), validation(11, 2.0)]
-    assert "no difference: code" in said(made("same", minutes=3.0, steps=0))
-    assert "steps: 10, 11" in said(made("longer", longer, minutes=3.0, steps=0))
-    assert "no difference: " not in said(tmp_path / "longer")
-    far = made("far", [validation(0, 4.0), *ten_steps()[1:6], step(6, 112.0), validation(30, 2.0)])
-    assert "have no validation in the same range" in said(far)
+    b = make_run(tmp_path / "b", longer)
+    text = said(a, b)
+    assert re.search(r"B +20K +1.0000 +3.0000 +\+0.0000 +500 +10s\n", text)  # after 5K
+    assert f"picture: {tmp_path}/compare.svg" in text
+    later = make_run(tmp_path / "c", [validation(5, 3.0), *ten_steps(1.99999)[7:]])
+    # not -0.0000; what the other one took is not in its folder
+    assert re.search(r"B .* \+0.0000 +500 +n/a, begins at step 6\n", said(a, later))
+    others = [validation(6, 2.8), *ten_steps()[7:-1], validation(12, 2.2)]
+    text = said(make_run(tmp_path / "d", ten_steps()[1:]), make_run(tmp_path / "e", others))
+    assert re.search(r"B .* 2.2000 +2.4000 +\+0.4000 ", text) and "warning: not all" in text
 
 
-def test_flops_and_time_are_compared_where_they_can_be(tmp_path):
+CODE = dict(files={"model.py": "1" * 64})
+LATER = dict(files={"model.py": "2" * 64})
+KNOWN = dict(code=CODE, micro_batch=8, torch="2")
+NONE = "no difference: options, seed, data and code"
+UNKNOWN = "code: not that of all steps is known of B\ntrust"
+# What is different in B; and what is said of it.
+DIFFERENCES = {
+    "nothing": ({}, NONE),
+    "seed": (dict(seed=1), "seed is 0 in A and 1 in B\nno difference: only the seed"),
+    "option": (dict(extras=["x"]), "extras is [] in A and ['x'] in B\ntrust"),
+    "data": (dict(data_fingerprint="f"), "'f' in B\nwarning: the data or eval_tokens of A and B"),
+    "validations": (
+        dict(records=[*ten_steps(), validation(10, 1.0, val_rows=9)]),
+        "warning: the data or eval_tokens of A and B",
+    ),
+    "steps that fit into its minutes": (
+        dict(records=[*ten_steps()[:-1], step(11), validation(11, 2.0)]),
+        "steps is 10 in A and 11 in B\ntrust",
+    ),
+    "weights": (
+        dict(starts=[KNOWN | dict(init_from="x")]),
+        "init_from is [None] in A and ['x'] in B\ntrust",
+    ),
+    "weights of a process that resumed": (dict(starts=[KNOWN, KNOWN | dict(init_from="x")]), NONE),
+    "torch": (
+        dict(starts=[KNOWN, KNOWN | dict(torch="3")]),
+        "torch is ['2'] in A and ['2', '3'] in B\ntrust",
+    ),
+    "code": (
+        dict(starts=[KNOWN | dict(code=LATER)], seed=1),
+        "seed is 0 in A and 1 in B\ncode: model.py differs between A and B\ntrust",
+    ),
+    "code for a while": (
+        dict(starts=[KNOWN, KNOWN | dict(code=LATER), KNOWN]),
+        "code: model.py differs between A and B\ntrust",
+    ),
+    "code that is not known": (dict(starts=[KNOWN | dict(code=None)]), UNKNOWN),
+    "begun later": (dict(records=[validation(5, 3.0), *ten_steps()[7:]]), UNKNOWN),
+    "a start of which no step is left": (dict(begun=80.0, starts=[dict(code=LATER), KNOWN]), NONE),
+    "a step that was skipped": (
+        dict(records=[dict(step=1, tokens=1000, skipped=1), *ten_steps()[2:]]),
+        NONE,
+    ),
+    "its range": (
+        dict(records=[validation(0, 4.0), *ten_steps()[1:6], step(6), validation(30, 2.0)]),
+        "have no validation in the same range",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_in_what_runs_differ_and_what_it_is_worth(name, said, tmp_path):
+    """By the starts, of which the first began to train at `begun`, the others 15 s later each."""
+
+    def made(folder: Path, records=None, begun=100.0, starts=(KNOWN,), **config) -> Path:
+        begun = [start(begun + 15 * n, **facts) for n, facts in enumerate(starts)]
+        return make_run(folder, begun + (records or ten_steps()), **dict(minutes=3.0) | config)
+
+    what, words = DIFFERENCES[name]
+    text = said(made(tmp_path / "a"), made(tmp_path / "b", **what))
+    assert words in text
+    assert ("no difference" in text) == ("no difference" in words)
+
+
+def test_flops_and_time_are_compared_where_they_can_be(said, tmp_path):
     """The first step of a process compiles: it counts as one of the others."""
 
-    def made(name: str, step_s: float, **facts) -> Path:
+    def made(name: str, step_s: float = 2.0, **facts) -> Path:
         records = [r | dict(step_s=step_s) if "loss" in r else r for r in ten_steps()]
         records[1]["step_s"] = 500.0
         records[8]["step_s"] = 300.0  # after a resume
-        facts = dict(code=CODE, recompute=False) | facts
-        starts = [start(100.0, **facts), start(113.0, **facts)]
-        return make_run(tmp_path / name, records, starts=starts)
+        facts = KNOWN | dict(flops_per_token=100) | facts
+        return make_run(tmp_path / name, [start(100.0, **facts), start(113.0, **facts), *records])
 
-    def cells(a: Path, b: Path) -> list[str]:
-        lines = report.compared([str(a), str(b)]).splitlines()
-        at = next(i for i, line in enumerate(lines) if line.startswith("loss of both"))
-        return re.split("  +", lines[at + 1])[1:]
+    def cells(b: Path) -> list[str]:
+        return re.split("  +", re.search("loss of both.*\n(.*)", said(a, b))[1])[1:]
 
-    a = made("a", 2.0, flops_per_token=100)
-    assert cells(a, made("b", 2.0, flops_per_token=100)) == ["no difference (1.00)"] * 3
-    wide = make_run(
-        tmp_path / "wide",
-        ten_steps(),
-        starts=[start(100.0, code=CODE, flops_per_token=125)],
-        mlp_hidden=9,
-    )
-    assert cells(a, wide) == ["1.00", "0.80", "1.00"]
-    slow = made("slow", 4.0, flops_per_token=100, recompute=True)
-    assert cells(a, slow) == ["1.00", "1.00", "0.50"]
-    assert "recompute: False, True" in report.compared([str(a), str(slow)])
-    other = made("other", 2.0, device="another")
-    assert cells(a, other)[1:] == ["n/a: not recorded", "n/a: not on one device"]
+    a = made("a")
+    assert cells(made("b")) == ["no difference (1.00)"] * 3
+    assert cells(made("wide", torch="3", flops_per_token=125)) == ["1.00", "0.80", "1.00"]
+    assert cells(made("slow", 4.0, recompute=True)) == ["1.00", "1.00", "0.50"]
+    other = made("other", device="another", flops_per_token=None)
+    assert cells(other)[1:] == ["n/a: not recorded", "n/a: not on one device"]
 
 
 def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
     a = make_run(tmp_path / "a", ten_steps())
-    young = make_run(tmp_path / "young", [validation(0, 4.0), step(1, 102.0)])
+    (a / "checkpoints").mkdir()
+    young = make_run(tmp_path / "young", [validation(0, 4.0), step(1)])
     short = make_run(tmp_path / "short", ten_steps()[:7])
-    far = make_run(tmp_path / "far", [validation(9, 3.0), step(10, 120.0), validation(10, 2.0)])
-    for *folders, named in [(a, a), (a, young, young), (a, tmp_path / "c", a), (short, far, far)]:
-        with pytest.raises(UsageError) as error:
+    far = make_run(tmp_path / "far", [validation(9, 3.0), *ten_steps()[-2:]])
+    for *folders, named in [
+        (a, "two"),
+        (a, young, young),
+        (a, tmp_path / "c", a),
+        (short, far, far),
+    ]:
+        with pytest.raises(UsageError, match=str(named)):
             eval.main(["compare", *map(str, folders)])
-        assert str(named) in str(error.value) or len(folders) == 1
+
+
+# ------------------------------------------------------------------------- while a run trains
+OFTEN = "--save_every 4 --keep 9 --eval_every 4".split()  # as conftest's trained_run
+
+
+def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatch, capsys):
+    """Which are no training time, but the meter's pauses."""
+    pages = []
+    honest = report.write
+
+    monkeypatch.setattr(report, "write", lambda run: pages.append(honest(run).read_text()))
+    drawn = report.continuations
+    models = []
+
+    def draw(model, *args):
+        assert not model.training  # or a dropout of yours would be in it
+        models.append(model)
+        return drawn(model, *args)
+
+    monkeypatch.setattr(report, "continuations", draw)
+    assert train_here(small_data, tmp_path / "run", *OFTEN) == 0
+    first, *_, last = logged(tmp_path / "run", "report_s")
+    assert 0 < first < last
+    for page, step in zip(pages, (0, 4, 8, 12), strict=True):
+        assert f" tokens in {step}{' of 12' * (step < 12)} steps" in page
+        assert (">running<" in page) == (step < 12)
+        assert page.count("<pre>") == step // 4 + 1
+    assert len(models) == 4 and models[-1].training
+    lines = capsys.readouterr().out.splitlines()
+    samples = read_lines(tmp_path / "run" / "samples.jsonl")
+    prompt = find_prompts((), "run", Manifest.load(small_data))[0]  # of its held-out text
+    assert [(r["step"], r["prompt"]) for r in samples] == [(n, prompt) for n in (0, 4, 8, 12)]
+    for r in samples:
+        assert r["text"].startswith(prompt) and len(r["text"]) > 10
+        assert lines.count(f"step {r['step']} | it writes {r['text'][:72]!r}") == 1
+
+
+@pytest.mark.parametrize("part", ["continuations", "write"])
+def test_it_changes_no_bit_and_no_fault_of_it_stops_a_run(
+    part, trained_run, small_data, tmp_path, monkeypatch, capsys
+):
+    def fault(*args):
+        torch.rand(1)  # a report may draw random numbers
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(report, part, fault)
+    assert train_here(small_data, tmp_path / "run", *OFTEN) == 0
+    assert capsys.readouterr().out.count("ZeroDivisionError") == 4
+    assert losses(tmp_path / "run") == losses(trained_run)
+    assert_same_state(tmp_path / "run", trained_run, 12)
+
+
+def test_a_resumed_run_keeps_the_samples_that_still_hold(own_run, small_data):
+    shutil.rmtree(own_run / "checkpoints" / "step_00000012")
+    (own_run / "status.json").unlink()
+    assert train_here(small_data, own_run, *OFTEN) == 0
+    steps = [r["step"] for r in read_lines(own_run / "samples.jsonl")]
+    assert steps == sorted(steps) and {*steps} == {0, 4, 8, 12}  # a page shows one of each
+
+
+@pytest.mark.slow
+def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
+    where = ["--data_dir", small_data, "--run_dir", tmp_path / "run", "--parallel", "fsdp"]
+    result = run("train.py", "tiny", *SMALL, *OFTEN, *where, nproc=2)
+    assert result.returncode == 0, result.stderr
+    assert "step 4 | no samples of sharded weights while it trains" in result.stdout
+    assert " tokens in 12 steps" in (tmp_path / "run" / "report.html").read_text()
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
 # ------------------------------------------------------------------------------- of a real run
@@ -431,39 +450,24 @@ def two_sources(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(two_sources, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("report") / "run"
-    assert train_here(two_sources, run_dir, "--save_every", 6) == 0
-    return run_dir
-
-
-def test_a_finished_run_writes_its_page(trained, two_sources):
-    page = Page((trained / "report.html").read_text())
-    rows = page.rows
-    assert "in 12 steps" in page.head and rows["data_fingerprint"] == fingerprint(two_sources)
-    assert "fingerprint" not in page.page.rpartition("<details>")[2]
-    assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
-    assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
-    lines = (trained / "metrics.jsonl").read_text().splitlines()
-    assert all(parse(line.encode(), METRICS, "a line") for line in lines)
-    assert page.starts[0]["steps"] == "0 to 12"
-    assert str(two_sources) in page.starts[0]["command"]
-    last = logged(trained, "val_bpb_by_source")[-1]
-    (whole,) = logged(trained, "full_val_bpb_by_source")
+def test_a_finished_run_has_its_page(two_sources, tmp_path):
+    folder = tmp_path / "run"
+    assert train_here(two_sources, folder) == 0
+    (folder / "report.html").unlink()
+    assert eval.main(["report", str(folder)]) == 0
+    page = Page((folder / "report.html").read_text())
+    for words in ("in 12 steps", "1 thread 0 to 12 ", f"folder {two_sources} ", "train, docs "):
+        assert words in page.text
+    assert f"data_fingerprint {fingerprint(two_sources)}" in page.text
+    assert f"--data_dir {two_sources}" in page.text
+    last = logged(folder, "val_bpb_by_source")[-1]
+    (whole,) = logged(folder, "full_val_bpb_by_source")
     for name in ("machinery", "docs"):
         scored = f"{last[name]:.4f} bits per byte at step 12, {whole[name]:.4f} on all"
-        assert scored in rows[f"source {name}"]
-    for step, tolerance in (("12", 1e-5), ("step_00000006", 1)):
-        assert eval.main(["loss", str(trained), "--checkpoint", step, *CPU]) == 0
-        found = read_lines(trained / "eval.jsonl", dict)[-1]  # of all held-out rows
-        assert found["val_bpb_by_source"] == pytest.approx(whole, rel=tolerance)
-        assert f"{found['step']:02}" == step[-2:]
-
-
-def test_a_page_is_written_anew(trained):
-    (trained / "report.html").unlink()
-    assert eval.main(["report", str(trained)]) == 0 and (trained / "report.html").exists()
+        assert f"source {name} {scored}" in page.text
+    assert eval.main(["loss", str(folder), *CPU]) == 0  # of all held-out rows
+    found = read_lines(folder / "eval.jsonl")[-1]
+    assert found["val_bpb_by_source"] == pytest.approx(whole, rel=1e-5)
 
 
 def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets(two_sources):
@@ -480,5 +484,5 @@ def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets
 def test_the_samples_of_a_long_run_are_thinned():
     samples = [SampleLine(step=n, tokens=n, prompt="def", text="") for n in range(0, 1000, 7)]
     shown = [sample.step for sample in thinned([*samples, *samples[-3:]])]
-    assert len(shown) <= 12 and shown[0] == samples[-1].step and len({*shown}) == len(shown)
-    assert thinned(samples[:12])[::-1] == samples[:12] and thinned([]) == []
+    assert len(shown) <= 12 and shown == sorted({*shown}) and shown[-1] == samples[-1].step
+    assert thinned(samples[:12]) == samples[:12] and thinned([]) == []
