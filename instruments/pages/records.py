@@ -93,8 +93,8 @@ class RunFolder:
 
     @cached_property
     def usual_s(self) -> float:
-        """The median seconds of a step, without the first, which compiles."""
-        return statistics.median([line.step_s for line in self.steps[1:] or self.steps] or [0])
+        """The median seconds of a step."""
+        return statistics.median([line.step_s for line in self.steps] or [0])
 
     @cached_property
     def _clock(self) -> tuple[np.ndarray, np.ndarray]:
