@@ -301,9 +301,10 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, own):
     assert fingerprint(own) == fingerprint(undisturbed)
 
 
-def test_two_unfinished_preparations_in_one_folder_do_not_mix(tmp_path):
+def test_two_unfinished_preparations_in_one_folder_do_not_mix(tmp_path, monkeypatch):
     """Of other options, or of another text of the same size and with an old time, as a copy may
     keep it. Their shards have the same names, and most of them the same size."""
+    monkeypatch.setattr(worker, "SMALL", 0)  # what is held out is not fitted to the text
     path = tmp_path / "a.txt"
     folder = tmp_path / "d"
     text = {0: "the cat sat on the mat ", 9: "she had few big red dog"}
@@ -313,7 +314,8 @@ def test_two_unfinished_preparations_in_one_folder_do_not_mix(tmp_path):
         path.write_text(text[age_s] * 400)
         os.utime(path, ns=(now, now - age_s * 10**9))
         (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
-        prepared(folder, "--source", f"files:{path}", "--vocab_size", vocab_size)
+        options = ("--val_fraction", "0.3", "--vocab_size", vocab_size)
+        prepared(folder, "--source", f"files:{path}", *options)
         found.append(hashes(folder))
     prepared(folder, program=("verify",))
     first, second, third, fourth = found
