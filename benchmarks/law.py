@@ -145,8 +145,8 @@ def newest(rows: list[dict]) -> list[dict]:
 
 
 def as_file(law: Law) -> dict:
-    """What instruments/run/forecast.py reads: the constants for the second text, and `draws` of
-    them, each with an error."""
+    """law.json: the constants for the second text, of which instruments/run/forecast.py makes its
+    guess, and `draws` of them, each with an error."""
     tree = dict(text=law.texts[1], **dict(zip("EAaBb", law.constants())))
     tree |= dict(factor=float(np.exp(law.p[5])), runs=len(law.rows))
     tree |= dict(weights=int(law.N.max()), tokens=int(law.D.max()))
@@ -158,7 +158,8 @@ def describe(name: str, law: Law) -> str:
     """The law, how far off it is, and what it says of the presets."""
     lines = [f"{name}, {len(law.rows)} runs", f"  {law}"]
     for errors, of in ((law.residuals, "runs"), (law.record, "runs that it had not seen")):
-        mean, worst = statistics.fmean(abs(errors)), max(errors, key=abs)
+        mean = statistics.fmean(abs(errors))
+        worst = max(errors, key=abs)
         lines.append(f"  off by {mean:.2%} in the mean, {worst:+.2%} at worst, for its {of}")
     for preset in ("d12", "d20", "d24"):
         guess, low, high = law.predict(*shape_of(preset), text=len(law.texts) - 1)

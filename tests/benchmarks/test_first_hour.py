@@ -401,16 +401,14 @@ def test_the_first_hour_of_a_cpu(checkout, tmp_path):
     assert code == 0 and text.count(" ok (") == 9, said
     assert text.count("\n## Ceilings") == text.count("\n## Attention") == 1
     assert "at most 0.0e+00 nats" in text and "where the time goes" in text
-    assert float(re.search(r"nanochat's: ([\d.]+)", text)[1]) < 1
-    assert str(tmp_path) not in text.replace(str(checkout), "")
+    assert "RESULTS.md" not in text  # where a table went is no part of how it was made
+    faster, *of_loss = re.findall(r"nanochat's(?:, by seed)?: ([\d.]+)(?:, ([\d.]+))?", text)
+    assert float(faster[0]) < 1 and all(float(ratio) < 0.98 for ratio in of_loss[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sides", [["ours"], ["ours", "nanochat"]])
-def test_learning_beside_a_peer(sides, checkout, small_data):
+def test_learning_of_one_side_alone(checkout, small_data):
     words = ["learn", "tiny", "--peer", checkout, "--no_compile", "--data_dir", small_data]
-    words += "--steps 10 --tokens_per_step 512 --seeds 0 1 --results".split()
-    said = printed("benchmarks/peer.py", *words, "", "--sides", *sides, timeout=300)
-    assert ("| nanochat" in said) == ("nanochat" in sides) == ("by seed: " in said)
-    ratios = said.partition("by seed: ")[2].split(",")
-    assert len(ratios) == len(sides) and max(float(ratio or 0) for ratio in ratios) < 0.97
+    words += "--steps 4 --tokens_per_step 512 --seeds 0 --sides ours --results".split()
+    said = printed("benchmarks/peer.py", *words, "", timeout=300)
+    assert "| ours" in said and "| nanochat" not in said and "by seed" not in said
