@@ -155,7 +155,8 @@ def describe(name: str, law: Law) -> str:
     """The law, how far off it is, and what it says of the presets."""
     lines = [f"{name}, {len(law.rows)} runs", f"  {law}"]
     for errors, of in ((law.residuals, "runs"), (law.record, "runs that it had not seen")):
-        mean, worst = statistics.fmean(abs(errors)), max(errors, key=abs)
+        mean = statistics.fmean(abs(errors))
+        worst = max(errors, key=abs)
         lines.append(f"  off by {mean:.2%} in the mean, {worst:+.2%} at worst, for its {of}")
     for preset in ("d12", "d20", "d24"):
         guess, low, high = law.predict(*shape_of(preset), text=len(law.texts) - 1)
