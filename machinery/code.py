@@ -40,30 +40,26 @@ def git(*words: str) -> str | None:
         done = subprocess.run(command, env=env, capture_output=True, timeout=GIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode(errors="replace") if done.returncode < 2 else None  # 1: it differs
+    return None if done.returncode else done.stdout.decode(errors="replace")
 
 
 def commit() -> str:
     """The commit that is checked out; "" if there is none, or only one of a folder around ROOT."""
-    said = git("rev-parse", "--quiet", "--verify", "HEAD") if (ROOT / ".git").exists() else None
-    return said.strip() if said else ""
+    said = git("rev-parse", "HEAD") if (ROOT / ".git").exists() else None
+    return (said or "").strip()
 
 
 @cache  # the files may be edited while a run trains with what was loaded
 def of_process() -> tuple[Code, str]:
     """The code of this process, when it is first asked for; and its edits that no commit has: a
-    diff, without what is secret in its URLs."""
+    diff, without what is secret in its URLs. Of a file that git does not know (`git add` it first)
+    the hash alone."""
     names = files()
     hashes = {name: disk.sha256_of((ROOT / name).resolve()) for name in names}
     head = commit()
-    new = git("ls-files", "--others", "-z", "--", *names) if head else None
-    if new is None:
+    edits = git(*DIFF, "HEAD", "--", *names) if head else None
+    if edits is None:
         return Code(files=hashes), ""
-    parts = [git(*DIFF, "--relative", "HEAD", "--", *names)]
-    parts += [git(*DIFF, "--no-index", "--", os.devnull, name) for name in new.split("\0")[:-1]]
-    if None in parts:
-        return Code(files=hashes), ""
-    edits = "".join(parts)
     return Code(commit=head, changed=edits != "", files=hashes), public(edits)
 
 

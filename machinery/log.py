@@ -59,9 +59,7 @@ class Log:
         except OSError as error:
             self.print(f"warning: {self.file}: {error.strerror}; a line is lost")
         if self.wandb and "step" in record:
-            panel = "val" if "val_rows" in record else "train"
-            named = {f"{panel}/{name}": x for name, x in record.items()}
-            self._try_wandb(lambda: self.wandb.log(named, step=record["step"]))
+            self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: Start) -> None:
         """Training begins after `step`, with a validation if `validates`. Drop the records and

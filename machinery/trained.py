@@ -85,10 +85,8 @@ def remedy_for(word: str) -> str:
 
 
 def run_of(path: str | Path) -> Path:
-    """The run folder to which a checkpoint (or its copy in a mirror) belongs; else the path."""
+    """The run folder to which a checkpoint belongs; else the path."""
     path = Path(os.path.abspath(path))
-    if path.parent.name.startswith("step_"):  # in a mirror: step_00001000/ID, beside ID.run
-        return path.with_name(f"{path.name}.run")
     if not path.name.startswith("step_"):
         return path
     return path.parents[1] if path.parent.name == "checkpoints" else path.parent

@@ -34,7 +34,7 @@ from stores.store import LARGEST, Store
 
 SMALL = (
     "metrics.jsonl", "config.json", "code.diff", "tokenizer.json", "status.json", "samples.jsonl",
-    "eval.jsonl", "report.html", "wandb_id",
+    "eval.jsonl", "report.html",
 )  # fmt: skip
 RENEW_S = 15.0  # of the lease
 WATCH_S = 60.0  # of the lease

@@ -7,7 +7,7 @@ Prompts come from the command line, from the preset or from held-out text. Next:
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -47,7 +47,7 @@ def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) ->
     if preset and preset.data.source == tuple(source.spec for source in manifest.facts.sources):
         return usual
     known = manifest.facts.made.get("beginnings", "").splitlines()[:3]
-    return tuple(dict.fromkeys(filter(None, known or beginnings(manifest)))) or usual
+    return tuple(dict.fromkeys(filter(None, known))) or usual
 
 
 def prompts_of(loaded: Trained, given: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -56,20 +56,6 @@ def prompts_of(loaded: Trained, given: tuple[str, ...] = ()) -> tuple[str, ...]:
     with suppress(UsageError, DataError):  # it may be gone
         manifest = loaded.data
     return find_prompts(given, loaded.run_dir.name, manifest)
-
-
-def beginnings(manifest: Manifest) -> Iterator[str]:
-    """For data prepared before a manifest kept them: the first words of some held-out rows, which
-    may be of a document's rest; of conversations, the first question."""
-    tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    special = tokenizer.special.values()
-    most = 32 if manifest.marks else 6  # tokens
-    for i in range(min(3, manifest.rows("val", 0))):
-        row = manifest.row("val", 0, i)
-        begin = (row[:-most] == manifest.bos_id).nonzero()[0][-1]  # the first may be a piece
-        begin += 1 + bool(manifest.marks)  # after BOS, and <|user|>
-        text = tokenizer.decode(takewhile(lambda i: i not in special, row[begin:][:most]))
-        yield text.strip("\ufffd \n").partition("\n")[0]
 
 
 def sample(config: SampleConfig, load_model: Callable) -> None:

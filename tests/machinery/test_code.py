@@ -60,6 +60,8 @@ def test_what_was_edited_can_be_had_again(project):
     (project / "extra.py").write_text("from own import fresh\n\n\ndef act(x):\n    return -x\n")
     (project / "own").mkdir()
     (project / "own/fresh.py").write_text("y = 'ä'\n")
+    assert "own/fresh.py" in probe(project)[0].files
+    git(project, "add", "own/fresh.py")
     (project / ".#model.py").symlink_to("nowhere")  # as an editor leaves it
     (project / "README").write_text("computes nothing")
     (project / "eval.py").write_text("computes nothing here")
