@@ -77,7 +77,7 @@ def find_peer(folder: str) -> str:
             "https://github.com/karpathy/nanochat, and give that folder"
         )
     sys.path.insert(0, str(Path(folder).resolve()))
-    command = ["git", "-C", folder, "rev-parse", "--short", "HEAD"]
+    command = ["git", f"--git-dir={folder}/.git", "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:  # there is no git

@@ -82,7 +82,7 @@ def script(root: Path, machine: str = NO_GPU, **does: str) -> list[str]:
 
 def run_hour(command: list) -> tuple[int, str]:
     """(exit code, what it printed)"""
-    how = dict(capture_output=True, text=True, env=environment(RANK="1"), timeout=300)
+    how = dict(capture_output=True, text=True, env=environment(RANK="1"), timeout=900)
     done = subprocess.run(command, **how)
     return done.returncode, done.stdout + done.stderr
 
