@@ -232,8 +232,9 @@ def test_a_lesson_runs_through(path, trained_run):
     figure = lesson.OUT / f"{path.stem}.svg"
     figure.unlink(missing_ok=True)
     tools = dict(capture_output=True, text=True, timeout=1200, env=environment())
-    runs = [trained_run] if path.stem == "25_rates" else []  # it measures runs as well
-    done = subprocess.run([sys.executable, path, *runs], **tools)
+    runs = [trained_run.name] if path.stem == "25_rates" else []  # it measures runs as well
+    cwd = trained_run.parent if runs else None
+    done = subprocess.run([sys.executable, path, *runs], cwd=cwd, **tools)
     assert done.stdout.count("the noise scale of run\n") == len(runs)
     if done.returncode == 2 and "run bash run.sh first" in done.stderr:
         pytest.skip("this lesson looks at runs/tiny")
