@@ -96,7 +96,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     progress = Progress()
     with (
         folders.lock_run(preset, manifest, world),
-        open_mirror(preset.run.mirror, log) as mirror,  # its lease is given back last, but for the lock
+        open_mirror(preset.run.mirror, log) as mirror,  # its lease is given back last but one
         log.outcome(progress),  # status.json gets what the next line explains
         build.explain_errors(argv, world, progress),
         ExitStack() as stack,
