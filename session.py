@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -174,7 +174,7 @@ def open_mirror(url: str, log: Log):
         return nullcontext()
     from stores import mirror
 
-    return closing(mirror.Mirror(url, log))
+    return mirror.Mirror(url, log)
 
 
 def find_report() -> ModuleType | None:
