@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -96,7 +96,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     progress = Progress()
     with (
         folders.lock_run(preset, manifest, world),
-        open_mirror(preset.run, log) as mirror,  # its lease is given back last, but for the lock
+        open_mirror(preset.run.mirror, log) as mirror,  # its lease is given back last but one
         log.outcome(progress),  # status.json gets what the next line explains
         build.explain_errors(argv, world, progress),
         ExitStack() as stack,
@@ -167,14 +167,14 @@ def near_data(options: cfg.RunConfig, world: ranks.World) -> str:
     return stage.once_per_node(options.data_dir, options.stage, world)
 
 
-def open_mirror(options: cfg.RunConfig, log: Log):
+def open_mirror(url: str, log: Log):
     """What gets copies of the checkpoints, as a context; None if nothing does, and on all ranks but
     the first."""
-    if not (options.mirror and log.is_first):
+    if not (url and log.is_first):
         return nullcontext()
     from stores import mirror
 
-    return closing(mirror.Mirror(options.mirror, log))
+    return mirror.Mirror(url, log)
 
 
 def find_report() -> ModuleType | None:

@@ -103,7 +103,10 @@ class Mirror:
         self.lease = Lease(self.store, log)
         self.store.sweep()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Mirror":
+        return self
+
+    def __exit__(self, *error) -> None:
         """However the run ends, give the lease back."""
         self.lease.give_back()
 

@@ -86,7 +86,8 @@ class Store:
             raise DataError(f"{self.url}/{name} is missing")
         if hashlib.sha256(content).hexdigest() != sha256:
             raise DataError(f"{self.url}/{name} is damaged: its sha256 is not {sha256}")
-        disk.write_bytes(file, content)
+        with self._reaching(name, "copied"):  # the disk may be full
+            disk.write_bytes(file, content)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace an object."""

@@ -1,32 +1,17 @@
-"""A real S3 server on this machine, moto's, behind a middleware that can spoil what passes; and
-mirrors for the tests."""
+"""A real S3 server on this machine, moto's, behind a middleware that can spoil what passes."""
 
 import itertools
 import logging
 import random
 import threading
-from pathlib import Path
 
 import pytest
 from conftest import until  # noqa: F401
 
 from stores import mirror
-from stores.mirror import Lease, Mirror
+from stores.mirror import Lease
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
-
-
-class Notes:
-    """The part of a Log that a mirror needs."""
-
-    def __init__(self, run_dir, lines):
-        self.run_dir = Path(run_dir)
-        self.print = lines.append
-
-
-def open_mirror(url, log=None, run_dir="run") -> Mirror:
-    """The mirror URL/run of a run of that name."""
-    return Mirror(str(url), Notes(run_dir, [] if log is None else log))
 
 
 class Server:
