@@ -563,9 +563,6 @@ class Start:
     recompute: bool | None = None
     torch: str | None = None
     """Its version."""
-    last_step: Whole | None = None
-    """The step that the process before came to, and when: its lines may be gone."""
-    last_time: Time | None = None
 
 
 @record
@@ -584,10 +581,8 @@ class Stamp:
     stays when a run resumes."""
 
     step: Whole
-    loss: Any = None
     val_bpb: Any = None
     full_val_bpb: Any = None
-    time: Time | None = None
 
 
 # ---------------------------------------------------------------------------- others in RUN_DIR

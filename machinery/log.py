@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -69,9 +68,6 @@ class Log:
         lines = formats.lines_in(self.file, Stamp | StartLine)
         if not lines and os.path.lexists(self.file):  # unreadable: kept
             self.file.rename(self.file.with_name("metrics_unread.jsonl"))
-        steps = [r for _, r in lines if isinstance(r, Stamp) and r.loss is not None]
-        if steps:
-            start = replace(start, last_step=steps[-1].step, last_time=steps[-1].time)
 
         def stays(r: Stamp | StartLine) -> bool:
             if isinstance(r, StartLine):

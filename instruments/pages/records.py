@@ -108,8 +108,8 @@ class RunFolder:
         return tokens, np.cumsum([0, *seconds])
 
     def trained(self) -> list[Start]:
-        """The starts whose steps are in the run; those of others were redone."""
-        return [process.start for process in self.processes() if process.own]
+        """The starts whose steps are in the run."""
+        return [process.start for process in self.processes()]
 
     @property
     def devices(self) -> list[str]:
@@ -131,20 +131,13 @@ class RunFolder:
         return [] if None in codes else each
 
     def processes(self) -> list["Process"]:
-        """The starts that trained."""
+        """The starts whose steps are in the run; those of others were redone."""
+        ends = [*(start.time for start in self.starts[1:]), math.inf]
         processes = []
-        for start, after in zip(self.starts, [*self.starts[1:], None]):
-            until = after.time if after else math.inf
-            own = [line for line in self.steps if start.time <= line.time < until]
-            last = own[-1] if own else None
-            end = last.step if last else 0
-            ended_at = last.time if last else start.time
-            # Lines of steps that were redone are gone: the next start knows how far this one came.
-            if after and (after.last_time or 0) > ended_at:
-                end = after.last_step or 0
-                ended_at = after.last_time
-            if own or ended_at > start.time:
-                processes.append(Process(start, own, end, ended_at - start.time))
+        for start, end in zip(self.starts, ends):
+            own = [line for line in self.steps if start.time <= line.time < end]
+            if own:
+                processes.append(Process(start, own, own[-1].time - start.time))
         return processes
 
     def manifest(self) -> shards.Manifest | None:
@@ -162,11 +155,9 @@ class Process:
 
     start: Start
     own: list[StepLine]
-    """Its steps; those that were redone later are gone."""
-    end: int
-    """The last of them, gone or not."""
+    """Its steps, without those that were redone later."""
     seconds: float
-    """The last of its own steps says how many of these were validation, saving, the report."""
+    """Until the last of them, which says how many of these were validation, saving, the report."""
 
 
 def thinned(samples: list[SampleLine]) -> list[SampleLine]:
