@@ -145,7 +145,7 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
 @pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
 @torch.no_grad()
 def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
-    """In chunks, taken back and by beams. Padding on the left: parity.py compares it."""
+    """In chunks, taken back, by beams, and beside a longer text, padded on the left."""
     changes = dict(extras=extras, n_layer=3)
     ours = build(**changes)
     theirs = open_in_transformers(export_model(build(**changes)))
@@ -169,6 +169,16 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     beams["attention_mask"] = torch.ones(2, 20)
     found = [theirs.generate(ids[:, :20], use_cache=on, **beams) for on in (True, False)]
     assert torch.equal(*found)
+
+    both = ids[:, :20].clone()
+    both[1, :8] = 0  # padding, before 12 tokens without BOS
+    mask = torch.ones_like(both)
+    mask[1, :8] = 0
+    how = dict(max_new_tokens=12, do_sample=False, eos_token_id=None)
+    found = theirs.generate(both, attention_mask=mask, **how)[:, 20:]
+    alone = [both[:1], both[1:, 8:]]
+    expected_ids = [ours.generate(text, 12, temperature=0)[:, -12:] for text in alone]
+    assert torch.equal(found, torch.cat(expected_ids))
 
     loss = theirs(ids, labels=ids).loss  # for those who finetune it
     assert loss.item() == pytest.approx(ours(ids[:, :-1], ids[:, 1:]).item(), abs=1e-4)
@@ -254,11 +264,6 @@ OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal
         "if cache is None:\n        return x",
         "if True:\n        return x",
         "greedy text differs from its token 6 of 32 on, with the cache",
-    ),
-    "padding taken for a token": (
-        "is_token = attention_mask[:, -start - T :]",
-        "pass",
-        "greedy text differs .* in a left-padded batch",
     ),
     "keys over the border": (".bool() & (ids != self.config.bos_token_id)", ".bool()", "logits"),
     "keys from before the first token": ("slow & has_previous[..., None, None]", "slow", "logits"),
