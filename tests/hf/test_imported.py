@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CPU, code_texts, logged, printed, read_json, run_code, write_json
-from damages import DAMAGES
 from data_helpers import prepare_tiny
 from safetensors.torch import load_file, save_file
 from test_tokenizer import AWKWARD, oracle, random_texts
@@ -25,7 +24,7 @@ import eval as evaluate
 import train
 from config import UsageError
 from hf import export, imported, mapping, tokenizer_json
-from machinery.errors import CheckpointError, DataError, ParityError
+from machinery.errors import DataError, ParityError
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from tokenizer import Tokenizer
@@ -47,7 +46,6 @@ def steps(*names) -> list:
         "bytes": lambda: P.ByteLevel(add_prefix_space=False, use_regex=False),
         "words": lambda: P.ByteLevel(add_prefix_space=False),
         "digits": lambda: P.Digits(True),
-        "signs": lambda: P.Punctuation("contiguous"),
     }
     split = lambda pattern: P.Split(Regex(pattern), "isolated")
     return [known[name]() if isinstance(name, str) else split(*name) for name in names]
@@ -65,7 +63,6 @@ FORMS = {
         ((QWEN,), "bytes"), (END, "<|im_end|>"),
         dict(late=True, nfc=True, config=dict(bos_token=None, eos_token=END)),
     ),
-    "falcon": (("signs", "words", "digits", (r"\d{3}",)), (END,), dict(config=dict(bos_token=END))),
     "runs of spaces": (
         ("words",), (END,), dict(plain=("  ", "    "), config=dict(bos_token=END)),
     ),
@@ -160,33 +157,15 @@ def test_our_own_stay_as_they_are_to_the_byte(made, tmp_path):
     assert tokenizer_json.read(made["llama3"]).spec == text
 
 
-def test_an_export_of_it_is_read_by_transformers(made, tmp_path):
-    transformers = pytest.importorskip("transformers")
-
-    tokenizer = tokenizer_json.read(made["smollm2"])
-    export.write_tokenizer(tokenizer, tmp_path, 64, tuned=False)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in MORE:
-        assert theirs(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
-
-
-def sentencepiece(tree):
-    tree["model"] |= dict(byte_fallback=True, unk_token="<unk>")
-    tree["model"]["vocab"]["<unk>"] = len(tree["model"]["vocab"])
-
-
-def a_space_before(tree):
-    tree["pre_tokenizer"].update(add_prefix_space=True)
-
-
-@pytest.mark.parametrize("change", [sentencepiece, a_space_before])
-def test_others_are_refused_by_the_name_of_their_file(change, made, tmp_path):
-    tree = read_json(made["gpt2"] / "tokenizer.json")
-    change(tree)
+def test_others_are_refused_by_the_name_of_their_file(made, tmp_path):
     file = tmp_path / "tokenizer.json"
-    write_json(file, tree)
-    with pytest.raises(UsageError, match=str(file)):
-        tokenizer_json.read(tmp_path, END)
+    sentencepiece = dict(byte_fallback=True, unk_token=END)
+    for part, change in (("model", sentencepiece), ("pre_tokenizer", dict(add_prefix_space=True))):
+        tree = read_json(made["gpt2"] / "tokenizer.json")
+        tree[part] |= change
+        write_json(file, tree)
+        with pytest.raises(UsageError, match=str(file)):
+            tokenizer_json.read(tmp_path, END)
     file.unlink()
     with pytest.raises(UsageError, match=str(file)):
         tokenizer_json.read(file)
@@ -324,7 +303,7 @@ def test_what_we_do_not_compute_is_refused_by_its_name(case, llama, tmp_path):
 
 
 DEEP = json.loads("[" * 400 + "]" * 400)
-ODD = (True, -1, 1e400, 10**30, "a/b", ["/"], {"a": [1]}, {"rope_type": "\x1b[2J"}, DEEP)
+ODD = (True, -1, 1e400, 10**30, "a/b", {"rope_type": "\x1b[2J"}, DEEP)
 READ_KEYS = {*mapping.KEYS.values(), "rms_norm_eps", "rope_parameters", "layer_types", "num_labels"}
 
 
@@ -426,10 +405,6 @@ def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch)
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda word, **how: str(snapshot))
     assert read("hf:me/mine")["embed.weight"].shape == (640, 72)
-    (snapshot / "config.json").unlink()
-    (snapshot / "config.json").symlink_to(llama / "config.json")
-    with pytest.raises(DataError, match="link"):
-        imported.ForeignModel("hf:me/mine")
 
 
 TRAIN = (
@@ -534,20 +509,16 @@ def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-FILES = "config.json model.safetensors.index.json model-00003-of- tokenizer.json".split()
-
-
-@pytest.mark.parametrize("name", [*FILES, "tokenizer_config.json"])
-def test_a_damaged_file_is_named_or_survived(name, begun, tmp_path):
+def test_a_damaged_file_is_named(begun, tmp_path):
     folder, _ = begun
-    for damage, apply in DAMAGES.items():
-        copied = shutil.copytree(folder / "model", tmp_path / damage.replace(" ", "_"))
+    for name in (
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00003-of-",
+        "tokenizer.json",
+    ):
+        copied = shutil.copytree(folder / "model", tmp_path / name)
         (path,) = copied.glob(f"{name}*")
-        apply(path)
-        try:
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises((UsageError, DataError), match=str(copied)):
             imported.load(EvalConfig(checkpoint=str(copied)))
-        except (UsageError, CheckpointError, DataError) as error:
-            said = str(error)
-            assert "\n" not in said and str(copied) in said, (damage, said)
-        else:  # a bit of a weight, or a name beside that nobody asks
-            assert damage.startswith("flipped") or name == "tokenizer_config.json", damage
