@@ -3,18 +3,17 @@
 Reads metrics.jsonl of the run; writes README.md into the folder of export.py. Next: export.py.
 """
 
-from importlib.metadata import version
 from pathlib import Path
 
+from config import UsageError
 from hf import template
 from machinery import disk
+from machinery.errors import DataError
 from machinery.formats import METRICS, Export, FullValidationLine, Scored, read_lines
-from machinery.shards import Manifest
+from machinery.output import say
 from machinery.trained import Trained
-from model import GPT
 
 UNKNOWN = "not known"
-TRIED = "5.23.0 and 5.24.0"  # releases of transformers that all tests of hf/ have passed with
 BASE = """A pretrained language model, trained with nano2049: it completes text, it does not answer.
 The tokenizer puts BOS in front, and encodes a special token that is typed as plain text."""
 TUNED = """A language model, trained with nano2049 and tuned on conversations: it answers. To it,
@@ -51,30 +50,18 @@ generate = pipeline("text-generation", {str(folder)!r}{trust})
 {ANSWER if tuned else base}"""
 
 
-def write_card(
-    folder: Path, title: str, record: Export, model: GPT, manifest: Manifest | None, usage: str
-) -> None:
-    """README.md. manifest: of the data, None if it is gone; usage: lines of Python."""
-    c = model.config
-    bpb = record.val_bpb
-    n = sum(p.numel() for p in model.parameters())
-    rows = {
-        "class": f"{record.class_name}ForCausalLM, checked with transformers "
-        f"{version('transformers')}; its exporter was tested with {TRIED}",
-        "shape": f"{n:,} parameters, {c.n_layer} layers, width {c.n_embd}, "
-        f"context {c.seq_len:,} tokens",
-        "training": f"{record.step:,} steps, {record.tokens:,} tokens",
-        "validation": f"{bpb:.4f} bits per byte, on {record.val_rows:,} rows" if bpb else UNKNOWN,
-        "text": sources(record.identity, manifest),
-        "data fingerprint": f"`{record.identity.get('data_fingerprint')}`",
-    }
-    table = "".join(f"| {name} | {' '.join(text.split())} |\n" for name, text in rows.items())
-    masked = "It was trained with attention confined to a document. " if c.doc_mask else ""
+def write_card(folder: Path, record: Export, loaded: Trained, usage: str) -> None:
+    """README.md. usage: lines of Python."""
+    c = loaded.model.config
+    n = sum(p.numel() for p in loaded.model.parameters())
+    validation = UNKNOWN
+    if record.val_bpb:
+        validation = f"{record.val_bpb:.4f} bits per byte, on {record.val_rows:,} rows"
     text = f"""---
 library_name: transformers
 pipeline_tag: text-generation
 ---
-# {" ".join(title.split())}
+# nano2049 {" ".join(loaded.run_dir.name.split())}
 
 {TUNED if record.tuned else BASE}
 
@@ -82,18 +69,27 @@ pipeline_tag: text-generation
 {usage}
 ```
 
-It loads in fp32; `dtype=torch.bfloat16` halves the memory. {masked}Each row of a batch is one text.
+It loads in fp32; `dtype=torch.bfloat16` halves the memory. Each row of a batch is one text.
 
 | | |
 | --- | --- |
-{table}"""
+| class | {record.class_name}ForCausalLM |
+| shape | {n:,} parameters, {c.n_layer} layers, width {c.n_embd}, context {c.seq_len:,} tokens |
+| training | {record.step:,} steps, {record.tokens:,} tokens |
+| validation | {validation} |
+| text | {text_of(loaded)} |
+"""
     disk.write_text(folder / "README.md", text)
 
 
-def sources(identity: dict, manifest: Manifest | None) -> str:
-    """Where the text is from, if this is the data that the model was trained on."""
-    if manifest is None or manifest.fingerprint != identity.get("data_fingerprint"):
+def text_of(loaded: Trained) -> str:
+    """Where the text is from, if the data that the model was trained on can be read."""
+    try:
+        manifest = loaded.data
+    except (UsageError, DataError):
+        say(f"the card does not name the text: {loaded.origin.data_dir} cannot be read")
         return UNKNOWN
-    listed = manifest.facts.sources
-    texts = [f"`{s.spec}`" + (f" at `{s.revision}`" if s.revision else "") for s in listed]
-    return ", ".join(texts).replace("|", r"\|")
+    if manifest.fingerprint != loaded.origin.identity.get("data_fingerprint"):
+        return UNKNOWN
+    specs = ", ".join(f"`{source.spec}`" for source in manifest.facts.sources)
+    return " ".join(specs.split()).replace("|", r"\|")

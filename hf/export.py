@@ -22,10 +22,9 @@ from config import Local, Preset, UsageError, find_preset
 from hf import card, llama_cpp, mapping, parity, template, tokenizer_json
 from machinery import cli, disk, formats, trained
 from machinery.checkpoint import MANIFEST
-from machinery.errors import DataError, StorageError
+from machinery.errors import StorageError
 from machinery.formats import EXPORT_FORMAT, Export
 from machinery.output import say
-from machinery.shards import Manifest, is_published
 from machinery.trained import Trained
 from tokenizer import Tokenizer
 
@@ -38,8 +37,6 @@ class ExportConfig:
     """Folder of the run; empty: runs/PRESET."""
     checkpoint: Local = ""
     """A checkpoint folder; empty: the newest valid one of the run."""
-    data_dir: str = ""
-    """Data folder, for the card; empty: the one that the run was trained on."""
     out: Local = ""
     """Folder to write; it must not exist. Empty: export_STEP, or gguf_STEP, in the run's folder."""
     gguf: Literal["", "f32", "f16", "bf16", "q8_0"] = ""
@@ -52,16 +49,10 @@ def main(argv: list[str]) -> int:
     word, options = cli.first_word(argv)
     default = ExportConfig(**trained.find_model(word))
     config = cli.read_options(default, options, f"export.py {word}")
-    if config.gguf and config.data_dir:
-        raise UsageError("--data_dir is for the card of a folder; leave it out with --gguf")
     if config.gguf:
         llama_cpp.need_packages()  # after --help
     else:
         parity.need_transformers()
-    if config.data_dir and is_published(config.data_dir):
-        from stores import stage
-
-        config = replace(config, data_dir=stage.copy(config.data_dir))
     export(config)
     return 0
 
@@ -70,11 +61,13 @@ def export(config: ExportConfig) -> Path:
     """Load, write, compare; returns the folder. ParityError if the comparison fails."""
     if config.checkpoint and trained.is_export(Path(config.checkpoint)):
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
-    which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
+    which = trained.EvalConfig(config.run_dir, config.checkpoint, device="cpu", dtype="fp32")
     loaded = trained.load_model(which)
     kind = "gguf" if config.gguf else "export"
     out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.origin.step:08d}")
     with disk.new_folder(out) as folder:
+        size = sum(w.nbytes for w in loaded.model.state_dict().values())
+        disk.check_room(folder, size, "give another --out")
         if config.gguf:
             usage = llama_cpp.export(loaded, folder, out, config.gguf)
         else:
@@ -87,29 +80,19 @@ def export_to_transformers(loaded: Trained, folder: Path, out: Path) -> str:
     """Write the folder, which is to be called `out`, and compare; returns how to use it."""
     model = loaded.model
     tokenizer = loaded.tokenizer
-    run_dir = loaded.run_dir
     name, reason = mapping.choose_class(model.config)
     own = name == mapping.OWN
     tuned = loaded.origin.tuned
     say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
-    prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
+    prompt = (find_preset(loaded.run_dir.name) or Preset).prompts[0].rstrip()
     write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
     record = write_model(loaded, folder)
     usage = card.usage(out.name, prompt, own, tuned)
-    card.write_card(folder, f"nano2049 {run_dir.name}", record, model, find_data(loaded), usage)
+    card.write_card(folder, record, loaded, usage)
     # A row of the exported model is one document, whatever the rows of training were.
     model.config = replace(model.config, doc_mask=False)
     say(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
     return f"in Python:\n{card.usage(out, prompt, own, tuned)}"
-
-
-def find_data(loaded: Trained) -> Manifest | None:
-    """The data, for the card only; None if it cannot be used, with the reason printed."""
-    try:
-        return loaded.data
-    except (UsageError, DataError) as error:
-        say(f"the card does not name the text: {error}")
-        return None
 
 
 def write_model(loaded: Trained, folder: Path) -> Export:
@@ -150,7 +133,6 @@ def write_model(loaded: Trained, folder: Path) -> Export:
 def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
     """model.safetensors; StorageError if it does not fit."""
     file = folder / "model.safetensors"
-    disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another folder")
     try:
         save_file(weights, file, metadata={"format": "pt"})
     except SafetensorError as error:  # which is not an OSError

@@ -91,7 +91,6 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
     file = folder / f"{name}.gguf"
     weights = mapping.to_huggingface(model)
-    disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
     rounded = write(file, loaded, weights, form)
     kind, _ = mapping.choose_class(c)
     rounded_model = mapping.model_of(c, mapping.from_huggingface(c, rounded, kind))

@@ -27,7 +27,18 @@ OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
 STOCK = dict(mlp="swiglu", extras=(), logit_softcap=0.0)  # what all three stock classes have
 LLAMA = STOCK | dict(qk_norm=False, embed_norm=False, nope_every=0)
-NANOCHAT = dict(mlp="relu2", extras=(), qk_norm=True, embed_norm=True, nope_every=0)
+KEYS = {  # a field of GPTConfig -> its key in the config.json of a stock class
+    "seq_len": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "n_embd": "hidden_size",
+    "mlp_hidden": "intermediate_size",
+    "tie_embeddings": "tie_word_embeddings",
+    "rope_theta": "rope_theta",  # transformers 4 would silently take 10,000 without it
+}
 
 
 def choose_class(c: GPTConfig) -> tuple[str, str]:
@@ -58,7 +69,6 @@ def config_json(c: GPTConfig, name: str) -> dict:
         "architectures": [f"{name}ForCausalLM"],
         "model_type": name.lower(),
         "dtype": "float32",
-        "vocab_size": c.vocab_size,
         "tie_word_embeddings": c.tie_embeddings,
         "bos_token_id": c.bos_id,
         "eos_token_id": c.bos_id,
@@ -72,24 +82,16 @@ def config_json(c: GPTConfig, name: str) -> dict:
         return tree | {k: v for k, v in fields.items() if k not in elsewhere}
     if name == "SmolLM3":
         tree["no_rope_layers"] = [int(c.has_rope(i)) for i in range(c.n_layer)]  # 1: it has RoPE
+    tree |= {key: getattr(c, field) for field, key in KEYS.items()}
     return tree | {
-        "hidden_size": c.n_embd,
-        "num_hidden_layers": c.n_layer,
-        "head_dim": c.head_dim,
-        "num_attention_heads": c.n_head,
-        "num_key_value_heads": c.n_kv_head,
-        "intermediate_size": c.mlp_hidden,
-        "max_position_embeddings": c.seq_len,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "rope_theta": c.rope_theta,  # transformers 4 would silently take 10,000 without it
     }
 
 
 def names_in(c: GPTConfig, name: str) -> dict[str, str]:
-    """Our name of each weight -> its name in Llama and its like, in NanoChat (which is only read),
-    or in OWN, which has ours."""
+    """Our name of each weight -> its name in Llama and its like, or in OWN, which has ours."""
     if name == OWN:
         with torch.device("meta"):
             return {name: name for name in GPT(c).state_dict()}
@@ -101,11 +103,10 @@ def names_in(c: GPTConfig, name: str) -> dict[str, str]:
         "attn.k": "self_attn.k_proj",
         "attn.v": "self_attn.v_proj",
         "attn.out": "self_attn.o_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.down": "mlp.down_proj",
     }
-    if name == "NanoChat":
-        parts |= {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
-    else:
-        parts |= {f"mlp.{part}": f"mlp.{part}_proj" for part in ("up", "down", "gate")}
     for i in range(c.n_layer):
         for ours, theirs in parts.items():
             names[f"blocks.{i}.{ours}.weight"] = f"model.layers.{i}.{theirs}.weight"
@@ -114,7 +115,7 @@ def names_in(c: GPTConfig, name: str) -> dict[str, str]:
 
 def norms_in(c: GPTConfig, name: str) -> dict[str, int]:
     """The norms' weights that Llama and its like have and we do not -> numbers in each."""
-    if name in (OWN, "NanoChat"):
+    if name == OWN:
         return {}
     sizes = {"input_layernorm": c.n_embd, "post_attention_layernorm": c.n_embd}
     if name == "Qwen3":
@@ -139,11 +140,12 @@ def to_huggingface(model: GPT) -> dict[str, Tensor]:
     name, _ = choose_class(c)
     weights = {norm: torch.ones(size) for norm, size in norms_in(c, name).items()}
     for ours, theirs in names_in(c, name).items():
-        w = state[ours][: c.vocab_size] if kind_of(ours) in TABLES else state[ours]
-        w = w.detach().cpu().float()
+        w = state[ours].cpu().float()
+        if kind_of(ours) in TABLES:
+            w = w[: c.vocab_size]
         if kind_of(ours) == "embed" and name != OWN and c.embed_norm:
             w = rms_norm(w)  # see `folded`
-        weights[theirs] = w.clone().contiguous()
+        weights[theirs] = w.clone()
     return weights
 
 

@@ -54,8 +54,8 @@ def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     At a special token that is typed, transformers cuts the text, so the tokens beside it may
     differ; the special ones, which say who speaks, and the text must be the same."""
     special = set(tokenizer.special.values())
-    for i, text in enumerate(texts):
-        variants = [text, texts[i - 1], texts[i - 2], texts[i - 3]]
+    for i in range(len(texts)):
+        variants = [texts[i - k] for k in range(4)]
         whole = list(zip(("system", "user", "assistant", "user"), variants))
         for turns, reply in ((whole, True), (whole[1:3], False)):
             ours = [tokenizer.bos_id, *chat.encode(turns, tokenizer, reply)]

@@ -32,12 +32,12 @@ def local_folder(word: str | Path) -> Path:
     if not str(word).startswith("hf:"):
         return Path(word)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.utils import HFValidationError
 
     repo, _, revision = str(word).removeprefix("hf:").partition("@")
     try:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=WANTED))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, OSError) as error:
         raise UsageError(f"{word} cannot be read from the Hub: {reason_of(error)}") from None
 
 
@@ -88,9 +88,7 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
         reason = f"has no special token {first}" if first else "does not say what begins a document"
         names = ", ".join(special) or "none"
         raise UsageError(f"the tokenizer {reason}; give one of its own with --bos_token: {names}")
-    return json.dumps(
-        json.loads(spec) | begin_with(first, special.get(first, 0)), ensure_ascii=False
-    )
+    return json.dumps(json.loads(spec) | begin_with(first, special[first]), ensure_ascii=False)
 
 
 def named_in(folder: Path) -> str:

@@ -43,7 +43,6 @@ STOCK = dict(mlp="swiglu", logit_softcap=0.0)
 LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0)
 CASES = {
     "grouped queries, another head_dim": (mapping.OWN, dict(n_kv_head=2, head_dim=24)),
-    "tied, odd width": (mapping.OWN, dict(tie_embeddings=True, logit_softcap=0.0, n_embd=66)),
     "d12": (mapping.OWN, dict(extras=("key_offset", "value_embeds"), doc_mask=True)),
     "smol": ("Llama", LLAMA | dict(n_kv_head=2)),
     "biatron": ("Llama", LLAMA | dict(tie_embeddings=False, n_kv_head=1)),
@@ -51,11 +50,9 @@ CASES = {
     "NoPE on every 2nd layer": ("SmolLM3", LLAMA | dict(nope_every=2, n_kv_head=2, n_layer=4)),
     "norms of q and k": ("Qwen3", LLAMA | dict(qk_norm=True, head_dim=24)),
     "tiny-stock": ("Qwen3", STOCK | dict(n_kv_head=2)),
-    "tiny-stock of an odd width": ("Qwen3", STOCK | dict(n_embd=66)),
     "llama with a norm that folds": ("Llama", STOCK | dict(qk_norm=False)),
     "a norm that cannot fold": (mapping.OWN, STOCK | dict(tie_embeddings=True)),
     "norms and NoPE": (mapping.OWN, STOCK | dict(nope_every=2)),
-    "softcap": (mapping.OWN, STOCK | dict(logit_softcap=9.0)),
     "all extras, grouped queries": (mapping.OWN, dict(extras=EXTRAS, mlp="swiglu", n_kv_head=2)),
     **{name: (mapping.OWN, dict(extras=(name,))) for name in EXTRAS},
 }
@@ -131,12 +128,6 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     assert_close(back(ids), logits, atol=2e-5, rtol=0)
     folds = name != mapping.OWN and ours.config.embed_norm
     assert back.config == replace(ours.config, embed_norm=ours.config.embed_norm and not folds)
-    if folds:
-        table = ours.embed.weight
-        table.copy_(F.rms_norm(table, table.shape[1:], eps=1e-6))
-    for key, weight in ours.state_dict().items():
-        rows = BASE.vocab_size if "embed" in key or "head" in key else None
-        assert torch.equal(back.state_dict()[key][:rows], weight[:rows]), key
 
     theirs = open_in_transformers(folder)  # the comparison once more, without parity.py
     assert_close(theirs(ids).logits, logits, atol=2e-5, rtol=0)
@@ -145,7 +136,7 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
 @pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
 @torch.no_grad()
 def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
-    """In chunks, taken back and by beams. Padding on the left: parity.py compares it."""
+    """In chunks, taken back, by beams, and beside a longer text, padded on the left."""
     changes = dict(extras=extras, n_layer=3)
     ours = build(**changes)
     theirs = open_in_transformers(export_model(build(**changes)))
@@ -170,6 +161,16 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     found = [theirs.generate(ids[:, :20], use_cache=on, **beams) for on in (True, False)]
     assert torch.equal(*found)
 
+    both = ids[:, :20].clone()
+    both[1, :8] = 0  # padding, before 12 tokens without BOS
+    mask = torch.ones_like(both)
+    mask[1, :8] = 0
+    how = dict(max_new_tokens=12, do_sample=False, eos_token_id=None)
+    found = theirs.generate(both, attention_mask=mask, **how)[:, 20:]
+    alone = [both[:1], both[1:, 8:]]
+    expected_ids = [ours.generate(text, 12, temperature=0)[:, -12:] for text in alone]
+    assert torch.equal(found, torch.cat(expected_ids))
+
     loss = theirs(ids, labels=ids).loss  # for those who finetune it
     assert loss.item() == pytest.approx(ours(ids[:, :-1], ids[:, 1:]).item(), abs=1e-4)
 
@@ -178,13 +179,9 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
     """A tensor or a cache under another name would vanish, and the text would be wrong."""
     theirs = open_in_transformers(export_model(build(extras=EXTRAS, n_layer=3)))
     ids = torch.ones(1, 4, dtype=torch.long)
-    cache = transformers.DynamicCache(config=theirs.config)
-    for value in (torch.ones(1, 4), cache):
+    for value in (torch.ones(1, 4), transformers.DynamicCache(config=theirs.config)):
         with pytest.raises(TypeError, match="past_of_the_future"):
             theirs(ids, past_of_the_future=value)
-    theirs(ids[:, :3], cache=cache, use_cache=True)  # as `generate` of 5.24 hands it over
-    again = theirs(ids[:, 3:], cache=cache, use_cache=True).logits
-    assert_close(again, theirs(ids).logits[:, 3:], atol=3e-5, rtol=0)
 
 
 def edit_json(file: str, **changes):
@@ -253,12 +250,7 @@ OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal
     "what came before lost in the cache": (
         "if cache is None:\n        return x",
         "if True:\n        return x",
-        "greedy text differs from its token 6 of 32 on, with the cache",
-    ),
-    "padding taken for a token": (
-        "is_token = attention_mask[:, -start - T :]",
-        "pass",
-        "greedy text differs .* in a left-padded batch",
+        "greedy text differs from its token 6 of 32 on",
     ),
     "keys over the border": (".bool() & (ids != self.config.bos_token_id)", ".bool()", "logits"),
     "keys from before the first token": ("slow & has_previous[..., None, None]", "slow", "logits"),
@@ -314,7 +306,7 @@ def test_the_folder(export_model):
     assert batch["attention_mask"][0][0] == 0 and batch["input_ids"][0][-1] != 0
     assert theirs.chat_template is None and theirs.split_special_tokens  # it is not tuned
     card = (folder / "README.md").read_text()
-    for words in ("7 steps, 7,000 tokens", "`f00d`", "`stdlib`", "it does not answer"):
+    for words in ("7 steps, 7,000 tokens", "| text | `stdlib` |", "it does not answer"):
         assert words in card
 
 
@@ -352,12 +344,9 @@ def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
 
 FORGED = {  # name -> a change of what config.json says of the model
     "a name outside": lambda facts: facts["files"].update({"../../secret": "0" * 64}),
-    "an absolute name": lambda facts: facts["files"].update({"/etc/passwd": "0" * 64}),
     "no hash of the weights": lambda facts: facts["files"].clear(),
     "more layers": lambda facts: facts["model"].update(n_layer=3),
     "a width that no machine holds": lambda facts: facts["model"].update(n_embd=1 << 20),
-    "an unknown option": lambda facts: facts["model"].update(secret=1),
-    "identity": lambda facts: facts.update(identity=None),
 }
 
 
@@ -407,30 +396,27 @@ def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path, monkeypatc
     assert export.main([str(own_run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| text | not known |" in card and "| validation | not known |" in card
-    fingerprint = read_json(own_run / "config.json")["data_fingerprint"]
-    assert f"| data fingerprint | `{fingerprint}` |" in card
 
 
 def test_the_card_prefers_the_loss_on_all_rows(tmp_path):
     origin = Origin(step=2, tokens=20, identity={}, model=BASE)
-    path = tmp_path / "checkpoints" / "step_00000002"
-    loaded = Trained(EvalConfig(), path, origin)
+    loaded = Trained(EvalConfig(), tmp_path / "checkpoints" / "step_00000002", origin)
     part = dict(step=2, tokens=20, val_loss=3.0, val_bpb=1.5, val_rows=160)
     whole = dict(step=2, tokens=20, full_val_loss=2.8, full_val_bpb=1.4, val_rows=348)
-    later = whole | dict(step=3)
-    for records, expected in (([part, later], (1.5, 160)), ([whole, part], (1.4, 348))):
-        write_lines(tmp_path / "metrics.jsonl", records)
+    for last, expected in ((whole | dict(step=3), (1.5, 160)), (whole, (1.4, 348))):
+        write_lines(tmp_path / "metrics.jsonl", [part, last])
         assert card.validation_of(loaded) == expected
 
 
-def test_names_are_quoted_for_python(export_model):
-    """The card's lines, of a folder whose name would run something."""
+def test_names_are_quoted_for_python():
+    """In the card's lines: a folder whose name would run something."""
     odd = 'o"); print(1); ("$(touch planted) \n# x'
-    card = (export_model(build(**LLAMA), odd) / "README.md").read_text()
-    code = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+    code = card.usage(odd, "a prompt", own=False, tuned=False)
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    named = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
-    assert odd in named and len(code.splitlines()) == 3
+    assert odd in [
+        arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)
+    ]
+    assert len(code.splitlines()) == 3
 
 
 def test_a_full_disk_leaves_nothing(full_disk, trained_run, tmp_path, monkeypatch):
@@ -440,7 +426,7 @@ def test_a_full_disk_leaves_nothing(full_disk, trained_run, tmp_path, monkeypatc
     with pytest.raises(StorageError, match="could not be written: .*No space left"):
         export.main(args)
     full_disk(1000)
-    with pytest.raises(StorageError, match="0.001 MB are free.*; give another folder"):
+    with pytest.raises(StorageError, match="0.001 MB are free.*; give another --out"):
         export.main(args)
     assert not list(tmp_path.iterdir())
 
@@ -464,29 +450,16 @@ def export_tuned(export_model):
     return lambda model: export_model(model, conversations=True)
 
 
-PIECES = (
-    "",
-    " ",
-    "\n",
-    "Hello",
-    " there",
-    "a\n\nb ",
-    "café 你好",
-    "{{ x }}",
-    "<|assis",
-    "\\",
-    "\t",
-)
-TYPED = (*PIECES, "<|assistant|>", "<|user|>", "a<|end|>b", "<|bos|> x")
+PIECES = (" ", "\n", "Hello", " there", "a\n\nb ", "café 你好", "{{ x }}", "<|assis", "\\", "\t")
 
 
-def conversations(count: int, pieces: tuple[str, ...]):
-    """Random ones: 1 to 5 exchanges, a third with a system text, a third without an end."""
+def conversations(count: int):
+    """Random ones: 1 to 5 exchanges, a third with a system text."""
     rng = random.Random(0)
     for _ in range(count):
         roles = ["system"] * (rng.random() < 1 / 3) + ["user", "assistant"] * rng.randint(1, 5)
-        turns = [(role, "".join(rng.choices(pieces, k=rng.randint(0, 4)))) for role in roles]
-        yield turns[:-1] if rng.random() < 1 / 3 else turns
+        # An empty answer has no character to mask but that of <|end|>.
+        yield [(role, "".join(rng.choices(PIECES, k=rng.randint(1, 4)))) for role in roles]
 
 
 def as_messages(turns) -> list[dict]:
@@ -499,36 +472,13 @@ def theirs(tokenizer, tmp_path):
     return transformers.AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_conversations_have_our_ids(theirs, tokenizer):
-    """A special token that is typed says nothing about who speaks: with sanitized control tokens,
-    as on the card, roles and text are ours, if not all ids beside it; without, it is the role."""
-    special = set(tokenizer.special.values())
-    taken = 0
-    other = 0
-    for turns in [*conversations(60, PIECES), *conversations(100, TYPED)]:
-        reply = turns[-1][0] == "user"
-        ours = [0, *chat.encode(turns, tokenizer, reply)]
-        options = dict(add_generation_prompt=reply, return_dict=False)
-        ids, plain = (
-            theirs.apply_chat_template(as_messages(turns), **options, **how)
-            for how in (template.TYPED, {})
-        )
-        typed = any(name in text for name in tokenizer.special for _, text in turns)
-        assert typed or ids == plain == ours, turns
-        assert [i for i in ids if i in special] == [i for i in ours if i in special]
-        assert theirs.decode(ids) == tokenizer.decode(ours)
-        other += ids != ours
-        taken += plain != ours
-    assert taken > 60 and other < taken
-
-
-def test_what_counts_is_what_transformers_masks(theirs):
-    """The assistant mask of the template covers the answers and the <|end|> of each."""
-    for turns in conversations(40, PIECES):
-        if turns[-1][0] == "user" or any(not text for _, text in turns):
-            continue  # an empty answer has no character to mask but that of <|end|>
+def test_what_counts_is_what_transformers_masks(theirs, tokenizer):
+    """The assistant mask of the template covers the answers and the <|end|> of each; ids of up to 5
+    exchanges are ours."""
+    for turns in conversations(40):
         how = dict(return_assistant_tokens_mask=True, return_dict=True)
         out = theirs.apply_chat_template(as_messages(turns), **how)
+        assert out["input_ids"] == [0, *chat.encode(turns, tokenizer, False)]
         speaks = False
         expected = []
         for i in out["input_ids"]:
@@ -570,7 +520,14 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
     ours = ending(tokenizer, **changes)
     folder = export_tuned(ending(tokenizer, **changes))
-    assert re.search(r"and [1-9]\d conversations", capsys.readouterr().out)  # compared, too
+    printed = capsys.readouterr().out
+    assert re.search(r"and [1-9]\d conversations", printed)  # compared, too
+    example = re.search(r"in Python:\n(.*)", printed, re.DOTALL)[1].strip()
+    assert example.replace(str(folder), folder.name) in (folder / "README.md").read_text()
+    transformers.set_seed(3)
+    exec(example, {})
+    said = capsys.readouterr().out
+    assert said.strip() and "<|" not in said
     tree = read_json(folder / "generation_config.json")
     assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
     assert mapping.load_exported(folder)[1].tuned
@@ -589,21 +546,6 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
         lengths.append(len(tokenizer.encode(mine)))
         turns.append(("assistant", mine))
     assert min(lengths) < 20  # an answer ended by itself
-
-
-def test_the_example_of_the_card_works_as_printed(export_tuned, tokenizer, monkeypatch, capsys):
-    """That of the program's output too, but for the folder's path."""
-    folder = export_tuned(ending(tokenizer, seq_len=256))
-    printed = re.search(r"in Python:\n(.*)", capsys.readouterr().out, re.DOTALL)[1].strip()
-    card = (folder / "README.md").read_text()
-    example = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
-    assert printed.replace(str(folder), folder.name) == example
-    assert "it answers" in card and "sanitize_control_tokens" in example
-    monkeypatch.chdir(folder.parent)
-    transformers.set_seed(3)
-    exec(example, {})
-    said = capsys.readouterr().out
-    assert said.strip() and "<|" not in said
 
 
 def without(part: str):

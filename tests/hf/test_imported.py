@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CPU, code_texts, logged, printed, read_json, run_code, write_json
-from damages import DAMAGES
 from data_helpers import prepare_tiny
 from safetensors.torch import load_file, save_file
 from test_tokenizer import AWKWARD, oracle, random_texts
@@ -25,8 +24,7 @@ import eval as evaluate
 import train
 from config import UsageError
 from hf import export, imported, mapping, tokenizer_json
-from machinery import cli
-from machinery.errors import CheckpointError, DataError, ParityError
+from machinery.errors import DataError, ParityError
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from tokenizer import Tokenizer
@@ -48,7 +46,6 @@ def steps(*names) -> list:
         "bytes": lambda: P.ByteLevel(add_prefix_space=False, use_regex=False),
         "words": lambda: P.ByteLevel(add_prefix_space=False),
         "digits": lambda: P.Digits(True),
-        "signs": lambda: P.Punctuation("contiguous"),
     }
     split = lambda pattern: P.Split(Regex(pattern), "isolated")
     return [known[name]() if isinstance(name, str) else split(*name) for name in names]
@@ -66,7 +63,6 @@ FORMS = {
         ((QWEN,), "bytes"), (END, "<|im_end|>"),
         dict(late=True, nfc=True, config=dict(bos_token=None, eos_token=END)),
     ),
-    "falcon": (("signs", "words", "digits", (r"\d{3}",)), (END,), dict(config=dict(bos_token=END))),
     "runs of spaces": (
         ("words",), (END,), dict(plain=("  ", "    "), config=dict(bos_token=END)),
     ),
@@ -161,33 +157,15 @@ def test_our_own_stay_as_they_are_to_the_byte(made, tmp_path):
     assert tokenizer_json.read(made["llama3"]).spec == text
 
 
-def test_an_export_of_it_is_read_by_transformers(made, tmp_path):
-    transformers = pytest.importorskip("transformers")
-
-    tokenizer = tokenizer_json.read(made["smollm2"])
-    export.write_tokenizer(tokenizer, tmp_path, 64, tuned=False)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in MORE:
-        assert theirs(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
-
-
-def sentencepiece(tree):
-    tree["model"] |= dict(byte_fallback=True, unk_token="<unk>")
-    tree["model"]["vocab"]["<unk>"] = len(tree["model"]["vocab"])
-
-
-def a_space_before(tree):
-    tree["pre_tokenizer"].update(add_prefix_space=True)
-
-
-@pytest.mark.parametrize("change", [sentencepiece, a_space_before])
-def test_others_are_refused_by_the_name_of_their_file(change, made, tmp_path):
-    tree = read_json(made["gpt2"] / "tokenizer.json")
-    change(tree)
+def test_others_are_refused_by_the_name_of_their_file(made, tmp_path):
     file = tmp_path / "tokenizer.json"
-    write_json(file, tree)
-    with pytest.raises(UsageError, match=str(file)):
-        tokenizer_json.read(tmp_path, END)
+    sentencepiece = dict(byte_fallback=True, unk_token=END)
+    for part, change in (("model", sentencepiece), ("pre_tokenizer", dict(add_prefix_space=True))):
+        tree = read_json(made["gpt2"] / "tokenizer.json")
+        tree[part] |= change
+        write_json(file, tree)
+        with pytest.raises(UsageError, match=str(file)):
+            tokenizer_json.read(tmp_path, END)
     file.unlink()
     with pytest.raises(UsageError, match=str(file)):
         tokenizer_json.read(file)
@@ -232,10 +210,7 @@ EXACT = {
     "shards": ("Llama", SMOLLM2),
     "head_dim": ("Llama", dict(head_dim=24, rms_norm_eps=1e-6)),
     "mistral": ("Mistral", dict(sliding_window=None)),
-    "mistral with a window": ("Mistral", dict(sliding_window=64)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=6, no_rope_layer_interval=3)),
-    "nanochat": ("NanoChat", {}),
-    "nanochat, tied": ("NanoChat", dict(tie_word_embeddings=True, final_logit_softcapping=None)),
 }
 
 
@@ -246,13 +221,12 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     theirs = make_model(tmp_path, name, **options)
     source = imported.ForeignModel(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 5 or case != "shards"
-    T = 64 if "window" in case else 96
-    assert source.config.seq_len == T and source.config.vocab_size == 631
+    assert source.config.seq_len == 96 and source.config.vocab_size == 631
     c = replace(source.config, vocab_size=V)
     state, said = source.read(c)
     model = mapping.model_of(c, state)
     torch.manual_seed(1)
-    ids = torch.randint(V, (3, T))
+    ids = torch.randint(V, (3, 96))
     with torch.no_grad():
         a = model(ids)
         b = theirs(ids).logits[..., :V]
@@ -262,6 +236,16 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_fold", lambda theirs: wrong)
     with pytest.raises(ParityError):
         source.read(c)
+
+
+def test_a_window_that_only_the_class_says_is_refused(tmp_path):
+    make_model(tmp_path, "Mistral")
+    file = tmp_path / "config.json"
+    tree = read_json(file)
+    assert tree.pop("sliding_window") == 4096
+    write_json(file, tree)
+    with pytest.raises(UsageError, match="sliding_window': 4096"):
+        imported.ForeignModel(tmp_path)
 
 
 def test_what_transformers_4_wrote_is_read_too(tmp_path):
@@ -286,7 +270,9 @@ CHANGED = {  # name -> (a change of config.json, what the error names)
     ),
     "gelu": (dict(hidden_act="gelu"), "gelu"),
     "biases": (dict(attention_bias=True), "bias"),
-    "NoPE at will": (dict(model_type="smollm3", no_rope_layers=[1, 0, 0, 1]), "k-th"),
+    "NoPE at will": (dict(model_type="smollm3", no_rope_layers=[1, 0, 0, 1]), "no_rope_layers"),
+    "a window": (dict(sliding_window=32), "sliding_window': 32"),
+    "both ways": (dict(is_causal=False), "is_causal"),
     "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
     "partial RoPE": (dict(partial_rotary_factor=0.5), "0.5"),
     "another width": (dict(hidden_size=54), "mismatched_keys"),
@@ -296,7 +282,7 @@ CHANGED = {  # name -> (a change of config.json, what the error names)
     "other layers": (dict(layer_types=4 * ["linear_attention"]), "linear_attention"),
     "no base of RoPE": (dict(rope_parameters=dict(rope_theta="x")), "'x'"),
     "too many positions": (dict(head_dim=144, max_position_embeddings=1 << 20), "positions"),
-    "a key of 9 MB": ({"x" * 9_000_000: 1}, "x{59}', which"),
+    "a key of 9 MB": ({"x" * 9_000_000: 1}, "x{59}': 1, and"),
 }
 
 
@@ -317,27 +303,27 @@ def test_what_we_do_not_compute_is_refused_by_its_name(case, llama, tmp_path):
 
 
 DEEP = json.loads("[" * 400 + "]" * 400)
-ODD = (True, -1, 1e400, 10**30, "a/b", ["/"], {"a": [1]}, {"rope_type": "\x1b[2J"}, DEEP)
+ODD = (True, -1, 1e400, 10**30, "a/b", {"rope_type": "\x1b[2J"}, DEEP)
+READ_KEYS = {*mapping.KEYS.values(), "rms_norm_eps", "rope_parameters", "layer_types", "num_labels"}
 
 
-@pytest.mark.parametrize("kind", ["llama", "smollm3"])
-def test_odd_values_are_refused_before_transformers_makes_anything_of_them(kind, llama, tmp_path):
-    """Within 1 GB of memory; what is refused for its kind has its key named."""
+def test_odd_values_are_refused_before_transformers_makes_anything_of_them(llama, tmp_path):
+    """Within 1 GB of memory; each has its key named."""
     file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    tree = read_json(file) | {"model_type": kind}
+    tree = read_json(file) | {"model_type": "smollm3", "no_rope_layers": [1] * 4}
     limits = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + (1 << 30)
     resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
-        for kind, keys in imported.GIVEN.items():
-            for key, value in itertools.product(keys.split(), ODD):
-                if kind is bool and value is True:
-                    continue
-                write_json(file, tree | {key: value})
-                with pytest.raises(UsageError, match=key) as e:
-                    imported.ForeignModel(file.parent)
-                assert "Memory" not in str(e.value) and len(str(e.value)) < 500
+        for key, value in itertools.product(READ_KEYS, ODD):
+            if (key, value) == ("tie_word_embeddings", True):
+                continue
+            write_json(file, tree | {key: value})
+            with pytest.raises(UsageError, match=f"{key}|rope_theta") as e:
+                imported.ForeignModel(file.parent)
+            said = str(e.value)
+            assert "Memory" not in said and "\x1b" not in said and len(said) < 700
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -357,7 +343,8 @@ def test_nobody_is_asked_for_the_code_that_a_file_names(llama, tmp_path):
     """By `_attn_implementation`, transformers would have `kernels` fetch and run it."""
     file = shutil.copytree(llama, tmp_path / "m") / "config.json"
     tree = read_json(file)
-    write_json(file, tree | dict.fromkeys(imported.HARMLESS - {"model_type"}, "a/b"))
+    others = {"_attn_implementation", "_name_or_path", "architectures", "dtype", "bos_token_id"}
+    write_json(file, tree | dict.fromkeys(imported.ASIDE | others, "a/b"))
     about = tmp_path / "site" / "kernels-0.18.2.dist-info" / "METADATA"
     about.parent.mkdir(parents=True)
     about.write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
@@ -377,16 +364,6 @@ def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
     assert all(torch.equal(w, again[name]) for name, w in ours.items())
 
 
-@pytest.mark.parametrize("name, option, words", [
-    ("NanoChat", dict(rms_norm_eps=1e-3), "0.001"),  # which no norm of ours can take up
-    ("Llama", dict(attention_bias=True), "bias"),
-])  # fmt: skip
-def test_a_model_that_is_not_like_ours_is_refused(name, option, words, tmp_path):
-    make_model(tmp_path, name, **option)
-    with pytest.raises(UsageError, match=words):
-        read(tmp_path)
-
-
 def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
     """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
     folder = shutil.copytree(llama, tmp_path / "m")
@@ -398,7 +375,7 @@ def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_
         imported.ForeignModel(folder)
     for name in ("pytorch_model.bin", "../outside.safetensors", str(outside), ""):
         write_json(index, {"weight_map": {"model.norm.weight": name}})
-        with pytest.raises(UsageError, match="is a pickle"):
+        with pytest.raises(DataError, match="index.json: weight_map.model.norm.weight is"):
             imported.ForeignModel(folder)
     index.unlink()
     weights.symlink_to(outside)
@@ -428,10 +405,6 @@ def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch)
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda word, **how: str(snapshot))
     assert read("hf:me/mine")["embed.weight"].shape == (640, 72)
-    (snapshot / "config.json").unlink()
-    (snapshot / "config.json").symlink_to(llama / "config.json")
-    with pytest.raises(DataError, match="link"):
-        imported.ForeignModel("hf:me/mine")
 
 
 TRAIN = (
@@ -520,13 +493,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, texts, tmp
         with pytest.raises(UsageError, match=value):
             train.main([str(word) for word in argv])
     assert not (tmp_path / "run").exists()
-    make_model(tmp_path, "Mistral", sliding_window=32)
-    for file in model.glob("token*.json"):
-        shutil.copy(file, tmp_path)
-    source = imported.ForeignModel(tmp_path)
-    preset = cli.parse("train.py", "train", ["tiny"])
-    with pytest.raises(UsageError, match="sees 32 positions"):
-        source.check_data(Manifest.load(folder / "data"), preset)
+    source = imported.ForeignModel(model)
     with pytest.raises(UsageError, match="631 rows for 632 tokens"):
         source.read(replace(source.config, vocab_size=632))
 
@@ -542,20 +509,16 @@ def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-FILES = "config.json model.safetensors.index.json model-00003-of- tokenizer.json".split()
-
-
-@pytest.mark.parametrize("name", [*FILES, "tokenizer_config.json"])
-def test_a_damaged_file_is_named_or_survived(name, begun, tmp_path):
+def test_a_damaged_file_is_named(begun, tmp_path):
     folder, _ = begun
-    for damage, apply in DAMAGES.items():
-        copied = shutil.copytree(folder / "model", tmp_path / damage.replace(" ", "_"))
+    for name in (
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00003-of-",
+        "tokenizer.json",
+    ):
+        copied = shutil.copytree(folder / "model", tmp_path / name)
         (path,) = copied.glob(f"{name}*")
-        apply(path)
-        try:
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises((UsageError, DataError), match=str(copied)):
             imported.load(EvalConfig(checkpoint=str(copied)))
-        except (UsageError, CheckpointError, DataError) as error:
-            said = str(error)
-            assert "\n" not in said and str(copied) in said, (damage, said)
-        else:  # a bit of a weight, or a name beside that nobody asks
-            assert damage.startswith("flipped") or name == "tokenizer_config.json", damage

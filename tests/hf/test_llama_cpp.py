@@ -17,7 +17,7 @@ from test_export import STOCK, origin_of
 from config import EXTRAS, UsageError, find_preset
 from hf import export, llama_cpp, mapping, template
 from machinery import trained as models
-from machinery.errors import ParityError, StorageError
+from machinery.errors import ParityError
 from machinery.trained import EvalConfig, Trained
 from model import GPT
 from preparation import chat
@@ -265,18 +265,6 @@ def test_without_its_packages_it_says_how_to_install_them(monkeypatch):
     monkeypatch.setattr(llama_cpp, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="gguf and xllamacpp .*requirements-eval.txt"):
         export.main(["tiny-stock", "--gguf", "f16"])
-
-
-def test_an_option_of_the_card_has_no_place_beside_a_file():
-    with pytest.raises(UsageError, match="--data_dir"):
-        export.main(["tiny-stock", "--gguf", "f16", "--data_dir", "data/tiny"])
-
-
-def test_a_full_disk_leaves_nothing(full_disk, export_gguf, tokenizer, tmp_path):
-    full_disk(1000)
-    with pytest.raises(StorageError, match="0.001 MB are free"):
-        export_gguf(build(tokenizer, **STOCK))
-    assert not list(tmp_path.iterdir())
 
 
 GO = (

@@ -144,9 +144,8 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     no_check = mock.patch.multiple(
         parity, check=lambda *args: "not at all", need_transformers=lambda: None
     )
-    no_version = mock.patch("hf.card.version", str)
     pool = mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
-    with redirect_stdout(out), redirect_stderr(out), no_check, no_version, pool:
+    with redirect_stdout(out), redirect_stderr(out), no_check, pool:
         try:
             code = main(line.format(here=folder, **WORDS).split()) or 0
         except Exception as error:
