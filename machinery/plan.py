@@ -177,6 +177,8 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
         f"memory    {memory}",
         f"disk      {disk}{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
+    if W == 1 and preset.run.parallel != "auto":
+        lines.append(f"warning: --parallel {preset.run.parallel} has no effect on one rank")
     return "\n".join(lines)
 
 
