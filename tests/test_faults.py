@@ -87,21 +87,20 @@ def resumed_at(text: str) -> int:
 def test_killed_at_random_steps_it_replays_the_same_bits(whole, small_data, tmp_path):
     expected = losses(whole(2))
     draw = random.Random(2)
-    world = 2
     run_dir = tmp_path / "run"
     seen = 0
     args = (*LONG, "--save_every", 3)
     for saved in (0, 1):  # before there is a checkpoint, perhaps, and after
-        run = start(small_data, run_dir, *args, world=world, spoil=[("slow", 0.05)])
+        run = start(small_data, run_dir, *args, world=2, spoil=[("slow", 0.05)])
         run.until_step(seen + draw.randint(2, 6))
         run.until(lambda saved=saved: len(checkpoints(run_dir)) >= saved).kill().end()
         seen = run.step()
         for record in records(run_dir):  # also those that will be replayed
             assert "loss" not in record or record["loss"] == expected[record["step"]], record
     kept = checkpoints(run_dir)  # perhaps none: a kill can come before the first is published
-    text = start(small_data, run_dir, *args, world=world).end(0)
+    text = start(small_data, run_dir, *args, world=2).end(0)
     assert ("resumed at step" in text) == bool(kept)
-    assert_same_run(run_dir, whole(world))
+    assert_same_run(run_dir, whole(2))
     assert not leftovers(run_dir)
 
 
@@ -175,14 +174,10 @@ def test_resumed_on_another_number_of_ranks(whole, small_data, tmp_path):
     assert_close(run_dir, whole(1, *CALM))
 
 
-def test_sharded_weights_begin_another_run(whole, small_data, tmp_path):
-    fsdp = [*CALM, "--parallel", "fsdp"]
-    start(small_data, tmp_path / "run", *fsdp, world=2).end(0)
-    assert_close(tmp_path / "run", whole(1, *CALM))
-    newest = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0]
-    begun = [*fsdp, "--steps", 1, "--init_from", newest]
-    start(small_data, tmp_path / "new", *begun, world=2).end(0)
-    before, after = (logged(tmp_path / name, "val_bpb") for name in ("run", "new"))
+def test_weights_of_a_run_begin_a_sharded_one(trained_run, small_data, tmp_path):
+    begun = ["--parallel", "fsdp", "--steps", 1, "--init_from", trained_run]
+    start(small_data, tmp_path / "run", *begun, world=2).end(0)
+    before, after = (logged(run_dir, "val_bpb") for run_dir in (trained_run, tmp_path / "run"))
     assert after[0] == pytest.approx(before[-1], rel=1e-6) and before[-1] < before[0]
 
 
@@ -254,11 +249,10 @@ def test_saves_by_the_clock(rank, whole, small_data, tmp_path):
 
 def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
-    world = 2
-    bad = 1  # the rank whose disk is full
     args = [*LONG, "--save_every", 2]
-    spoil = [("wait_for_saves",), ("failing_saves", 6, 9, bad), ("failing_saves", 14, STEPS, bad)]
-    text = start(small_data, run_dir, *args, world=world, spoil=spoil).end(6)
+    # on the second rank
+    spoil = [("wait_for_saves",), ("failing_saves", 6, 9, 1), ("failing_saves", 14, STEPS, 1)]
+    text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(6)
     failed = re.findall(r"^warning: .*step (\d+) .*\((\d) in a row\): .*No space left", text, re.M)
     assert failed[:4] == [("6", "1"), ("8", "2"), ("14", "1"), ("16", "2")]
     assert "step 18 could not be saved (3 in a row)" in text and "Traceback" not in text
@@ -266,8 +260,8 @@ def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_dat
     assert checkpoints(run_dir)[-1] == 12
     assert status(run_dir)["exit_code"] == 6 and not leftovers(run_dir)
 
-    start(small_data, run_dir, *args, world=world).end(0)  # room again
-    assert_same_run(run_dir, whole(world))
+    start(small_data, run_dir, *args, world=2).end(0)  # room again
+    assert_same_run(run_dir, whole(2))
 
 
 def test_a_disk_that_is_full_for_metrics_costs_their_lines_alone(whole, small_data, tmp_path):

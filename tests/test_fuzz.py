@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import re
+import shutil
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import get_args
 
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, write_lines
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -147,11 +148,10 @@ def is_refused(main, argv: list[str], given: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def here(small_data, tmp_path_factory):
-    """A folder with texts, data and a trained run, in which nothing may change."""
+    """A folder with texts, questions, data and a trained run, in which nothing may change."""
     folder = tmp_path_factory.mktemp("fuzz")
-    (folder / "texts").mkdir()
-    for i in range(20):
-        (folder / "texts" / f"{i}.txt").write_text(f"def note_{i}(x):\n    return {i}\n" * 9)
+    shutil.copytree(small_data.parent / "texts", folder / "texts")
+    write_lines(folder / "exam.jsonl", [dict(query="a", choices=["b", "c"], gold=1)] * 2)
     (folder / "data").mkdir()
     (folder / "data" / "tiny").symlink_to(small_data)
     rng_state = torch.get_rng_state()

@@ -10,9 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, run_code
+from conftest import ROOT
 
-from config import UsageError
 from machinery import cli, disk
 from machinery.errors import DataError
 
@@ -92,17 +91,6 @@ def test_a_lock_that_is_no_file_of_its_own_is_refused(make, mine, tmp_path):
     assert cli.exit_code(caught.value) == 2 and mine.read_bytes() == b"mine"
 
 
-def test_a_folder_has_one_owner_until_that_ends(tmp_path):
-    folder = tmp_path / "run"
-    lock = disk.lock(folder, "--run_dir")
-    with pytest.raises(UsageError, match=f"process {os.getpid()}"):
-        disk.lock(folder, "--run_dir")
-    lock.close()
-    take = f"from machinery import disk; x = disk.lock({str(folder)!r}, '--run_dir'); print(1)"
-    assert run_code(take) == "1\n"
-    disk.lock(folder, "--run_dir").close()
-
-
 def test_only_what_a_killed_program_left_is_swept(mine, tmp_path):
     """Not what is being written, here or by another process, nor what is no file."""
     left, folder, link = (tmp_path / f".tmp-{name}" for name in ("left", "folder", "link"))
@@ -159,13 +147,6 @@ def test_what_is_read_as_a_whole_is_bounded(tmp_path):
     with pytest.raises(OSError):
         disk.read_bytes(path, most=99)
     assert disk.read_bytes(path, most=100) == bytes(100)
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff{}", b"[" * 100_000])
-def test_json_that_is_no_object_is_named(content, tmp_path):
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(str(tmp_path / "x"))):
-        disk.read_json(tmp_path / "x")
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):

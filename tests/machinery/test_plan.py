@@ -70,13 +70,6 @@ def test_an_option_that_one_rank_cannot_follow_is_named():
         assert text.count(f"--parallel {parallel} has no effect") == remarks
 
 
-@pytest.mark.parametrize("memory_gb, rows", [(80, 16), (141, 32)])
-def test_a_step_of_d24_computes_only_rows_that_count(memory_gb, rows):
-    gpu = dict(kind="cuda", dtype=torch.bfloat16, memory_bytes=memory_gb * 10**9)
-    found = plan.make_plan(config.PRESETS["d24"], small_world(**gpu))
-    assert (found.micro_batch, found.grad_accum * rows) == (rows, found.rows_per_step)
-
-
 @pytest.mark.parametrize("extras", [(), ("value_embeds",)])
 def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     """With queries and keys normed, or grouped. The logits are few here."""

@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_come_costs_a_bounded_time(silent, starter, small_d
     if starter is launch:
         run.end(1)  # torchrun ends the silent one
     else:
-        run.until(lambda: run.codes()[1 - silent] == 1).kill().end()
+        run.until(lambda: run.codes()[1 - silent] == 1)
         assert "Traceback" not in run.text
     assert not (tmp_path / "run").exists()
 
@@ -75,7 +75,6 @@ def test_a_rank_that_comes_but_does_not_connect_costs_a_bounded_time(small_data,
     run.until(lambda: run.codes()[0] == 1, timeout_s=40)
     assert "error: rank 0 of 2" in run.text and "GLOO_SOCKET_IFNAME" in run.text
     assert "Traceback" not in run.text and not (tmp_path / "run").exists()
-    run.kill().end()
 
 
 def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
@@ -84,4 +83,3 @@ def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
     run.until_step(3).kill(signal.SIGSTOP, ranks=[1])
     run.until(lambda: run.codes()[0] == 1)
     assert "rank 0 gets no answer" in run.text
-    run.kill().end()
