@@ -234,8 +234,6 @@ BOMBS = {
     "a huge id": with_id(HUGE),
     "an id below 0": with_id(-1),
     "a truth": with_id(True),
-    "a list": with_id(json.loads("[" * 400 + "]" * 400)),
-    "a huger id": with_id(10**30),
     "a huge id of a special token": lambda tree: tree["added_tokens"][0].update(id=HUGE),
     "a text that grows": grows,
     "steps in steps": nested,
@@ -306,20 +304,12 @@ def swapped_merges(tree):
     merges[5], merges[400] = merges[400], merges[5]
 
 
-def swapped_ids(tree):
-    vocab = tree["model"]["vocab"]
-    ids = {i: token for token, i in vocab.items()}
-    vocab[ids[300]] = 900
-    vocab[ids[900]] = 300
-
-
 def one_merge_less(tree):
     del tree["model"]["merges"][100]
 
 
 LIKE_OURS = {
     "the order of merges": swapped_merges,
-    "the order of ids": swapped_ids,
     "a token without a merge": one_merge_less,
     "a second split": lambda tree: tree["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, command, environment, read_json, read_lines, until, write_lines
-from test_tournament import hold
+from test_tournament import hold, players
 
 from config import UsageError
 from instruments.exams import served, tournament
@@ -221,12 +221,8 @@ RUBBISH = {
     "no JSON": (200, b"<html>"),
     "another object": {"hello": 1},
     "no choice": {"choices": []},
-    "a number": {"choices": 7},
-    "no message": {"choices": [{}]},
     "a content that is no text": {"choices": [{"message": {"content": 5}}]},
-    "a list": [],
     "nobody": (404, b"not found"),
-    "who are you": (401, b'{"error": {"message": "no key"}}'),
     "broken": (500, b"\x1b[2J\xff"),
     "elsewhere": (307, b""),
 }
@@ -245,15 +241,13 @@ def test_rubbish_is_one_sentence_and_what_came_before_is_kept(case, tmp_path, mo
     assert len(asked) == DISTINCT - 5
 
 
-def test_a_judge_that_hangs_or_is_not_there_ends_the_tournament(tmp_path, monkeypatch):
+def test_a_judge_that_hangs_ends_the_tournament(tmp_path, monkeypatch):
     monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
     over = threading.Event()
     with judging(hanging(over)) as server:
         with pytest.raises(UsageError, match="time"):
             compare(server.url, tmp_path)
         over.set()
-    with pytest.raises(UsageError, match="127.0.0.1:9"):
-        compare("http://127.0.0.1:9/v1", tmp_path)
 
 
 def test_a_server_that_is_overloaded_is_asked_again(tmp_path, monkeypatch):
@@ -324,9 +318,8 @@ def test_a_kill_costs_what_was_on_its_way(own_run):
     report = read_json(own_run / "tournament.json")
     lines = read_lines(file)
     assert len(lines) == len({line["key"] for line in lines}) == len(times)
-    names = {Path(row["name"]).name for row in report["players"]}
     steps = {f"step_{n:08d}" for n in (4, 8, 12)}
-    assert names == steps | {tournament.HUMAN, tournament.LOOP}
+    assert players(report) == steps | {tournament.HUMAN, tournament.LOOP}
     assert report["players"][0]["name"] == "loop", "the longest, to a judge of length"
     assert any("loop" in doubt for doubt in report["doubts"])
     texts = [path.read_bytes() for path in own_run.rglob("*") if path.is_file()]
