@@ -36,8 +36,8 @@ class Store:
         odd = "::" in url or not self.is_local and set("*?[]@#;") & set(url)
         if protocol not in PROTOCOLS or odd:
             raise UsageError(
-                f"{self.url}: give a folder, or a URL of {', '.join(sorted(PROTOCOLS))} without "
-                ":: * ? [ ] @ # ;"
+                f"{self.url}: give a folder, or a URL of {', '.join(sorted(PROTOCOLS))} without a "
+                "user and any of :: * ? [ ] # ;"
             )
         try:
             self.fs, root = url_to_fs(url)
