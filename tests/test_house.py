@@ -30,19 +30,19 @@ FLOORS = [
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 OPTIONAL = {"instruments", "stores"}  # a program imports them only where they are asked for
 
-# A promise to readers: these numbers only go down. Lexical tokens of .py files, by room: what there
-# is to read, however it is laid out (tokens.py).
+# Lexical tokens of .py files, by room: what there is to read, however it is laid out (tokens.py).
+# No number in this table is ever raised: what needs more takes away elsewhere in the same change.
 BUDGETS = {
-    "train.py model.py data.py": 9546,  # the first evening
-    "*.py": 21594,
-    "machinery/**/*.py stores/**/*.py": 24174,  # 2464 of them in formats.py, for all rooms
-    "preparation/**/*.py": 12720,
-    "hf/**/*.py": 12969,  # 1983 of them in llama_cpp.py
-    "instruments/**/*.py": 25762,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 97219,
-    "benchmarks/**/*.py": 27737,
-    "tests/**/*.py": 162500,
-    "course/**/*.py": 134700,
+    "train.py model.py data.py": 9524,  # the first evening
+    "*.py": 21446,
+    "machinery/**/*.py stores/**/*.py": 22575,  # 2413 of them in formats.py, for all rooms
+    "preparation/**/*.py": 12428,
+    "hf/**/*.py": 10749,  # 1960 of them in llama_cpp.py
+    "instruments/**/*.py": 22446,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 89644,
+    "benchmarks/**/*.py": 19341,
+    "tests/**/*.py": 146502,
+    "course/**/*.py": 134656,
 }
 
 
