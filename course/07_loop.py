@@ -177,14 +177,14 @@ lesson.holds(len(quiet) >= 3, "of the other four faults, Adam's curve shows one 
 #
 # Under SGD one of the faults even *wins*: the sum of three means is about three times the gradient,
 # so SGD takes steps three times as long, and 0.5 was not its best rate. If that is the reason, the
-# right loop at three times the rate must win too:
+# right loop at three times the rate must win too (by the median, as a seed may diverge):
 
 # %%
 faster = [trained("SGD", "right", seed, 3)[0] for seed in range(3)]
 print("SGD, the right loop at a rate of 1.5:", *(f"{end:.2f}" for end in faster))
-best = sum(bits["SGD", "right"]) / 3 - 0.03
-wins = max(sum(faster), sum(bits["SGD", "adds up the means"])) / 3 < best
-lesson.holds(wins, "SGD: the fault wins in the mean, as does 'right' at 3 times the rate")
+medians = [sorted(x)[1] for x in (faster, bits["SGD", "adds up the means"], bits["SGD", "right"])]
+wins = max(medians[:2]) < medians[2] - 0.03
+lesson.holds(wins, "SGD: the fault wins in the median, as does 'right' at 3 times the rate")
 
 # %% [markdown]
 # ## A test instead of a curve
