@@ -519,7 +519,7 @@ _FOREIGN = {
     "--wandb": "wandb_log wandb_project report_to",
     "done by ssh: ssh -L 8049:localhost:8049 MACHINE": "host token",
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
-    "no option of eval.py: core asks all 22, lm_eval any (docs/evaluation.md)": "tasks",
+    "all 22, always; lm_eval asks any of them (docs/evaluation.md)": "tasks",
     "a shorter file: shuf -n 200 FILE.jsonl": "limit",
     "an option of train.py --plan and of eval.py plan": "usd_per_hour",
     "grep, in the text that was prepared": "find",

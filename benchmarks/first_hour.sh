@@ -72,7 +72,7 @@ if [ -e "$out" ] && [ ! -e "$out/.lock" ] && [ -n "$(ls -A "$out")" ]; then
 fi
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
-results=$out/RESULTS.md work=$out/work ended=$out/work/parts.txt
+results=$out/RESULTS.md work=$out/unfinished ended=$out/unfinished/parts.txt
 exec 9>> "$out/.lock"
 flock -n 9 || fail "$out is in use by another first_hour.sh; stop it, or give another --out"
 [ ! -e "$results" ] || mv "$results" "$out/RESULTS.$(date -r "$results" +%s).md"

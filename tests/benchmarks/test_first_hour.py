@@ -118,7 +118,7 @@ def test_when_it_is_stopped_its_parts_are_and_what_there_was_is_told(tmp_path):
     assert "in use" in run_hour(command)[1]
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 143 and ended(tmp_path)["data"].startswith("interrupted")
-    assert not (tmp_path / "out" / "work").exists()
+    assert not (tmp_path / "out" / "unfinished").exists()
 
 
 @pytest.mark.parametrize("words", ["--peer docs", "--only speeed", "--minutes 0", "--fast", ""])
