@@ -20,27 +20,20 @@ import torch
 import config as cfg
 import data
 import flops
-import optim
 from machinery import build, checkpoint, cli, folders, ranks, shards, trained
-from machinery.formats import Trainer
+from machinery.formats import Counters, Trainer, counters_of
 from machinery.log import Log, is_done
 from machinery.plan import Plan, make_plan, with_steps
 
 
-@dataclass
-class Progress:
-    """How far the run has come. Data position and token count follow from `step` and the plan."""
+@dataclass(kw_only=True)
+class Progress(Counters):
+    """How far the run has come: the counters that a checkpoint saves, and what is of this process
+    alone."""
 
-    step: int = 0  # optimizer steps taken
-    best_bpb: float = math.inf
-    skipped: int = 0  # steps with non-finite numbers, but for fp16's overflows; no weight changed
-    scale: float = optim.FIRST_SCALE  # the loss scale of fp16 (optim.next_scale)
-    good_steps: int = 0  # steps without overflow since the scale changed
-    resumed_at: int = 0
+    resumed_at: int = 0  # the step of the checkpoint that it began from
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
-    timed_s: float = 0.0  # of training, and in how many steps: not the first one of a process
-    timed_steps: int = 0
     started_at: float = field(default_factory=time.monotonic)
     # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run
@@ -68,6 +61,11 @@ class Run:
     meter: flops.Meter
     token_bytes: torch.Tensor  # (V,): bytes of text per token id
     report: ModuleType | None  # writes report.html; the first rank's, if instruments/ is there
+
+    @property
+    def options(self) -> cfg.RunConfig:
+        """Where and how the run is carried out; preset.train says what it is."""
+        return self.preset.run
 
 
 @contextmanager
@@ -189,16 +187,12 @@ def find_report() -> ModuleType | None:
 def resume(trainer: Trainer, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
     """Restore the progress from a checkpoint; returns the plan with its micro-batch, and with
     --minutes its steps."""
-    progress.step = progress.resumed_at = progress.saved_step = trainer.step
-    progress.skipped = trainer.skipped
-    progress.scale = trainer.fp16_scale
-    progress.good_steps = trainer.fp16_good_steps
-    progress.timed_s = trainer.timed_s
-    progress.timed_steps = trainer.timed_steps
+    vars(progress).update(counters_of(trainer))
+    progress.resumed_at = progress.saved_step = trainer.step
+    if trainer.eval_tokens != preset.run.eval_tokens:  # its score is of other rows
+        progress.best_bpb = math.inf
     if preset.train.minutes:
         plan = with_steps(plan, trainer.steps, preset.train.decay)
-    if trainer.eval_tokens == preset.run.eval_tokens:  # else its score is of other rows
-        progress.best_bpb = trainer.best_bpb
     if plan.auto_micro_batch and trainer.world_size == plan.world_size:
         # another order of summation would not give the same bits
         plan = replace(plan, micro_batch=trainer.micro_batch)

@@ -14,13 +14,11 @@ Next: tokenizer.py, where the ids come from.
 
 import machinery.needs  # first: it says which packages are missing
 
-import math
 import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 # Let the GPU's memory be extended in place, so that less is lost in gaps between tensors of many
 # sizes. `import torch` reads it; what you have set, under its older name too, stays.
@@ -35,34 +33,12 @@ import data
 import optim
 import session
 from bits_per_byte import loss_and_bpb, score_text, sums_of
-from machinery import checkpoint, cli, errors, folders, formats
+from machinery import cli, errors, folders, formats
 from machinery import log as logs
+from machinery.formats import Step, Trainer, counters_of
 from machinery.log import write_report
 from machinery.plan import with_steps
 from session import Run
-
-
-@dataclass(frozen=True)
-class Step:
-    """The numbers of one optimizer step, over all its micro-batches and ranks."""
-
-    number: int  # from 1 on
-    lr: float  # the schedule's factor on every learning rate
-    loss: float  # the mean cross-entropy, in nats (-ln p), of the targets that count
-    bpb: float  # bits per byte of text
-    norm: float  # of the loss's gradient, before clipping
-    scale: float  # the loss scale of fp16; 1 in other dtypes
-    more: dict[str, float]  # the sums that you add in take_steps; in fp16 also the loss scale
-
-    @property
-    def bad(self) -> bool:
-        """Not finite: such a step changes no weight."""
-        return not math.isfinite(self.loss + self.norm)
-
-    @property
-    def overflow(self) -> bool:
-        """Bad only because the gradients, scaled, are too large for fp16: a smaller scale helps."""
-        return self.bad and math.isfinite(self.loss) and self.scale > 1
 
 
 def main(argv: list[str]) -> int:
@@ -71,7 +47,7 @@ def main(argv: list[str]) -> int:
         if run is None:  # --plan was printed, or the run is finished
             return 0
         run.log.begin(run.progress.step, eval_is_due(run), logs.start_of(argv, run))
-        if run.preset.run.profile:
+        if run.options.profile:
             from instruments.run import profiler
 
             return profiler.run(run, take_steps(run), log_step)
@@ -96,35 +72,17 @@ def train(run: Run) -> None:
 
 def take_steps(run: Run) -> Iterator[Step]:
     """Take one optimizer step after another, until the last one or a signal; yield the numbers of
-    each.
-
-    The loss of a step is the sum of the nats of its targets that count, over all micro-batches and
-    all ranks, divided by how many count: in text all `tokens_per_step`, in conversations only those
-    of answers. How many is known after the last micro-batch. So backward divides by
-    `tokens_per_step`, and afterwards the gradients are multiplied by tokens_per_step / counted.
-    """
-    plan, world, config = run.plan, run.world, run.preset.train
+    each."""
     progress = run.progress
-    is_fp16 = world.dtype == torch.float16
+    clip = run.preset.train.grad_clip
+    is_fp16 = run.world.dtype == torch.float16
     progress.saved_at = time.monotonic()
     run.meter.start()
-    # run.plan, as fit_to_minutes may change when the decay begins and ends
     while progress.step < run.plan.steps and not progress.stop:
-        lr = optim.set_schedule(run.optimizers, progress.step, run.plan.steps, config)
-        scale = progress.scale if is_fp16 else 1.0
-        sums = defaultdict(float)
-        for _ in range(plan.grad_accum):
-            with record_function("data"):
-                inputs, targets = run.loader.next_batch()  # (B, T) each
-            torch.manual_seed(run.loader.random_seed())  # for what you add, such as dropout
-            nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
-            part = nats.sum() / plan.tokens_per_step  # what these rows add to the step's loss
-            (part * scale).backward()  # adds to the gradients of the micro-batches before
-            # For the loss: nats, counted (targets). For bits per byte: text_nats, bytes.
-            for name, row_sums in sums_of(nats.detach(), targets, run.token_bytes).items():
-                sums[name] += row_sums.sum()
-            # Your own number: sums["yours"] += ... is added up over the ranks, logged and printed.
-
+        plan = run.plan  # with --minutes, fit_to_minutes may have replaced it
+        lr = optim.set_schedule(run.optimizers, progress.step, plan.steps, run.preset.train)
+        scale = progress.fp16_scale if is_fp16 else 1.0
+        sums, yours = add_gradients(run, scale)
         gradients = [p.grad for p in run.model.parameters()]  # sharded: each rank has its part
         if plan.parallel == "ddp":  # FSDP sums them within backward
             optim.sum_over_ranks(gradients)
@@ -133,30 +91,26 @@ def take_steps(run: Run) -> Iterator[Step]:
             norm = norm.full_tensor()  # (), of all ranks' parts
 
         # The one place where the host waits for the device, and where a step is judged.
-        totals, norm = agree(run, sums, norm)
-        # What makes the gradients those of the mean loss: they were divided by tokens_per_step, not
-        # by the targets that count, and in fp16 multiplied by the loss scale.
-        factor = plan.tokens_per_step / max(totals["counted"], 1)
-        factor /= scale
-        measured = [totals.pop(name) for name in ("nats", "counted", "text_nats", "bytes")]
-        loss, bpb = loss_and_bpb(*measured)
-        if is_fp16:
-            totals["scale"] = scale
+        totals = agree(run, sums | yours, norm)
+        loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
+        # backward has divided by tokens_per_step, not by the targets that count, which are known
+        # only now; in fp16 it has multiplied by the loss scale. Both are made good here.
+        factor = plan.tokens_per_step / max(totals["counted"], 1) / scale
         step = Step(
-            number=progress.step + 1,
-            lr=lr,
+            step=progress.step + 1,
+            tokens=(progress.step + 1) * plan.tokens_per_step,
             loss=loss,
             bpb=bpb,
-            norm=norm * factor,
-            scale=scale,
-            more=totals,  # what is left: yours, and the loss scale
+            lr=lr,
+            norm=totals["norm"] * factor,
+            more={name: totals[name] for name in yours} | ({"scale": scale} if is_fp16 else {}),
         )
         if is_fp16:
-            after = optim.next_scale(scale, progress.good_steps, step.overflow)
-            progress.scale, progress.good_steps = after
+            after = optim.next_scale(scale, progress.fp16_good_steps, step.overflow)
+            progress.fp16_scale, progress.fp16_good_steps = after
         if not step.bad:
-            if 0 < config.grad_clip < step.norm:
-                factor *= config.grad_clip / step.norm
+            if 0 < clip < step.norm:
+                factor *= clip / step.norm
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
             for optimizer in run.optimizers:
@@ -168,29 +122,58 @@ def take_steps(run: Run) -> Iterator[Step]:
         yield step
 
 
-def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> tuple[dict[str, float], float]:
-    """The sums of a step over the ranks, by name, and `norm`, which is the same on all of them
-    already, as numbers. It sets progress.stop (the signal that a rank has received, or 0),
-    progress.save_now (whether the first rank is to save) and progress.mean_s (the first rank's mean
-    seconds of a step). One all-reduce, one copy to the host."""
+def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Forward and backward of this rank's micro-batches, which add up the gradients of a step.
+    Returns sums over their targets, () each: the arguments of `loss_and_bpb`, and your own.
+
+    The loss of a step is the sum of the nats of its targets that count, over all micro-batches and
+    all ranks, divided by how many count: in text all `tokens_per_step`, in conversations only those
+    of answers. How many is known after the last micro-batch. So backward divides by
+    `tokens_per_step`, and take_steps then multiplies by tokens_per_step / counted.
+    """
+    sums = defaultdict(float)
+    yours = defaultdict(float)
+    for _ in range(run.plan.grad_accum):
+        with record_function("data"):
+            inputs, targets = run.loader.next_batch()  # (B, T) each
+        torch.manual_seed(run.loader.random_seed())  # for what you add, such as dropout
+        nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
+        part = nats.sum() / run.plan.tokens_per_step  # what these rows add to the step's loss
+        (part * scale).backward()  # adds to the gradients of the micro-batches before
+        for name, of_rows in sums_of(nats.detach(), targets, run.token_bytes).items():
+            sums[name] += of_rows.sum()
+        # Your own number: yours["name"] += ... is added up over the ranks, logged and printed.
+    return sums, yours
+
+
+def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
+    """What all ranks must know of a step, as numbers, by name: the sums over the ranks of `sums`,
+    and "norm", which the first rank tells the others, as it does whether to save now and its mean
+    seconds of a step. Sets progress.stop (the signal that some rank has received, or 0), .save_now
+    and .mean_s. One all-reduce, one copy to the host."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
-    save_now = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
+    save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
     save_now = save_now or run.checkpoints.error is not None  # so that all ranks raise it
-    mean_s = progress.timed_s / max(progress.timed_steps, 1)
-    flags = [run.signals.received == s for s in run.signals.STOP]
-    flags += [run.world.is_first and x for x in (save_now, mean_s)]
-    zero = torch.zeros_like(norm)  # adding a flag to it takes no blocking copy to the device
-    total = torch.stack([zero + x for x in (*sums.values(), *flags)])
+    of_first = {
+        "norm": norm,
+        "save_now": save_now,
+        "mean_s": progress.timed_s / max(progress.timed_steps, 1),
+    }
+    if not run.world.is_first:
+        of_first = dict.fromkeys(of_first, 0.0)
+    signals = {f"signal {s}": run.signals.received == s for s in run.signals.STOP}
+    numbers = sums | of_first | signals
+    zero = torch.zeros_like(norm)  # adding a number to it takes no blocking copy to the device
+    summed = torch.stack([zero + number for number in numbers.values()])
     if dist.is_initialized():
         with record_function("communication"):
-            dist.all_reduce(total)
-    *numbers, norm = torch.cat([total, norm[None]]).tolist()
-    *flags, save_now, progress.mean_s = numbers[len(sums) :]
-    asked = [s for s, flag in zip(run.signals.STOP, flags) if flag]
-    progress.stop = asked[0] if asked else 0
-    progress.save_now = save_now > 0
-    return dict(zip(sums, numbers)), norm  # by name; the flags, at the end, have none
+            dist.all_reduce(summed)
+    totals = dict(zip(numbers, summed.tolist()))
+    progress.stop = next((s for s in run.signals.STOP if totals[f"signal {s}"]), 0)
+    progress.save_now = totals["save_now"] > 0
+    progress.mean_s = totals["mean_s"]
+    return totals
 
 
 def fit_to_minutes(run: Run) -> None:
@@ -212,53 +195,42 @@ def fit_to_minutes(run: Run) -> None:
 
 
 def log_step(run: Run, step: Step) -> None:
-    """Log a step, or warn or raise if it was bad."""
-    plan, options, log = run.plan, run.preset.run, run.log
-    progress = run.progress
-    step_s = run.meter.step(plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
-    if step.number > progress.resumed_at + 1:  # the first step of a process compiles
+    """Write a step to metrics.jsonl, and print its line when due; warn or raise if it was bad."""
+    log, progress, options = run.log, run.progress, run.options
+    n = step.step
+    step_s = run.meter.step(run.plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
+    if n > progress.resumed_at + 1:  # the first step of a process compiles
         progress.timed_s += step_s
         progress.timed_steps += 1
-    tokens = step.number * plan.tokens_per_step
     if step.bad:
         skip_or_raise(run, step)
-        line = formats.SkippedLine(step=step.number, tokens=tokens, skipped=progress.skipped)
-        log.write(line, **step.more)
+        log.write(
+            formats.SkippedLine(
+                step=n, tokens=step.tokens, skipped=progress.skipped, more=step.more
+            )
+        )
         return
-    line = formats.StepLine(
-        step=step.number,
-        tokens=tokens,
-        loss=step.loss,
-        bpb=step.bpb,
-        lr=step.lr,
-        norm=step.norm,
-        time=time.time(),
-        step_s=step_s,
-        **run.meter.summary(),
-    )
-    log.write(line, **step.more)
+    line = formats.StepLine(**vars(step), time=time.time(), step_s=step_s, **run.meter.summary())
+    log.write(line)
     long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
-    if step.number in (1, plan.steps) or is_due(step.number, options.log_every) or long_silent:
-        left_s = logs.time_left_s(run, step.number)
-        log.print(logs.step_line(line, plan.steps, left_s, step.more))
+    if n in (1, run.plan.steps) or is_due(n, options.log_every) or long_silent:
+        log.print(logs.step_line(line, run.plan.steps, logs.time_left_s(run, n)))
 
 
 def skip_or_raise(run: Run, step: Step) -> None:
     """Count a step that changed no weights; NonFiniteError if that is one more than allowed. An
     overflow of fp16 does not count: the next step has a smaller loss scale."""
     progress = run.progress
-    allowed = run.preset.run.skip_nonfinite
-    text = f"step {step.number}: loss {step.loss}, gradient norm {step.norm}; no weight was changed"
+    allowed = run.options.skip_nonfinite
+    text = f"step {step.step}: loss {step.loss}, gradient norm {step.norm}; no weight was changed"
     if step.overflow:
-        run.log.print(f"{text}; the fp16 loss scale is now {progress.scale:g}")
+        run.log.print(f"{text}; the fp16 loss scale is now {progress.fp16_scale:g}")
         return
     progress.skipped += 1
     if progress.skipped > allowed:
-        run.checkpoints.join()  # the newest checkpoint may not be published yet
-        newest = checkpoint.latest_valid(run.log.run_dir / "checkpoints", log=run.log.print)
         raise errors.NonFiniteError(
-            f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
-            f"--skip_nonfinite {allowed + 10}"
+            f"{text}. The checkpoints in {run.checkpoints.root} are good; try a smaller learning "
+            f"rate, or --skip_nonfinite {allowed + 10}"
         )
     run.log.print(f"warning: {text}; skipped ({progress.skipped} so far)")
 
@@ -276,7 +248,7 @@ def save_is_due(run: Run) -> bool:
     after the last step, and at the plan's keep_step, the last before the learning rate falls: a
     longer run can begin from there."""
     step = run.progress.step
-    options = run.preset.run
+    options = run.options
     by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
     return by_steps or run.progress.save_now or step in (run.plan.keep_step, run.plan.steps)
 
@@ -285,7 +257,7 @@ def eval_is_due(run: Run) -> bool:
     """Whether to validate now: every eval_every steps, at the end, and at the start, since a
     validation that fails should fail in the first minute."""
     step = run.progress.step
-    return step in (0, run.plan.steps) or is_due(step, run.preset.run.eval_every)
+    return step in (0, run.plan.steps) or is_due(step, run.options.eval_every)
 
 
 def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, str]:
@@ -320,7 +292,7 @@ def evaluate(run: Run) -> None:
     """Score the first `eval_tokens` validation targets; save and keep the best model so far."""
     progress = run.progress
     step = progress.step
-    rows = max(run.preset.run.eval_tokens // run.plan.seq_len, run.plan.world_size)
+    rows = max(run.options.eval_tokens // run.plan.seq_len, run.plan.world_size)
     bpb, text = validate(run, step, min(rows, run.manifest.rows("val")))
     is_best = bpb < progress.best_bpb
     run.log.print(f"step {step:,} | {text}{' (best)' if is_best else ''}")
@@ -335,32 +307,23 @@ def evaluate(run: Run) -> None:
 
 def save(run: Run, wait: bool = False) -> None:
     """Checkpoint this step: written in the background, unless `wait`."""
-    preset = run.preset
-    plan = run.plan
-    progress = run.progress
-    step = progress.step
-    trainer = formats.Trainer(
-        step=step,
-        best_bpb=progress.best_bpb,
-        eval_tokens=preset.run.eval_tokens,
-        skipped=progress.skipped,
-        fp16_scale=progress.scale,
-        fp16_good_steps=progress.good_steps,
+    progress, plan = run.progress, run.plan
+    trainer = Trainer(
+        **counters_of(progress),
+        eval_tokens=run.options.eval_tokens,
         steps=plan.steps,
-        timed_s=progress.timed_s,
-        timed_steps=progress.timed_steps,
         micro_batch=plan.micro_batch,
-        tokens=step * plan.tokens_per_step,  # for human readers: `step` determines it
-        identity=folders.identity(preset, run.manifest),
-        model=preset.model,
+        tokens=progress.step * plan.tokens_per_step,  # for human readers: `step` determines it
+        identity=folders.identity(run.preset, run.manifest),
+        model=run.preset.model,
         world_size=plan.world_size,
-        data_dir=preset.run.data_dir,  # as typed, not the local copy
+        data_dir=run.options.data_dir,  # as typed, not the local copy
         dtype=str(run.world.dtype),
     )
     with run.meter.paused("save"):
         run.checkpoints.save(trainer, run.model, run.optimizers, wait=wait)
     progress.saved_at = time.monotonic()
-    progress.saved_step = step
+    progress.saved_step = progress.step
     progress.save_now = False
 
 

@@ -356,7 +356,7 @@ class Ours:
             own = replace(run, preset=preset, plan=plan, loader=loader, progress=Progress())
             for step in train.take_steps(own):
                 if step.bad:
-                    raise FloatingPointError(f"step {step.number}: the loss is not finite")
+                    raise FloatingPointError(f"step {step.step}: the loss is not finite")
                 yield step.loss
         finally:
             loader.close()

@@ -162,13 +162,13 @@ def take_steps(run: Run, case: dict) -> tuple[float, float]:
     dtype = run.world.dtype
     for step in train.take_steps(run):
         train.log_step(run, step)
-        if step.number == 1:
+        if step.step == 1:
             first_step_s = time.time() - case["asked_at"]
-        if step.number == case["warmup"]:
+        if step.step == case["warmup"]:
             before = measure_matmul(device, dtype)
             run.meter.steps.clear()
             run.meter.start()
-        if step.number == case["warmup"] + case["steps"]:
+        if step.step == case["warmup"] + case["steps"]:
             break
     return (before + measure_matmul(device, dtype)) / 2, first_step_s
 

@@ -33,7 +33,7 @@ Line = Annotated[
     str, r"[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]{0,4096}"
 ]
 Sha256 = Annotated[str, "[0-9a-f]{64}"]
-record = dataclass(frozen=True, kw_only=True)
+record = dataclass(kw_only=True)
 # Versions of folders; each goes up when older ones can no longer be read.
 DATA_FORMAT = 2
 CHECKPOINT_FORMAT = 3
@@ -411,30 +411,44 @@ class Origin:
 
 
 @record
-class Trainer(Origin):
+class Counters:
+    """How far a run has come: what a run that resumes needs to know of its past."""
+
+    step: Whole = 0
+    """Optimizer steps taken. The position in the data and the number of tokens follow from it."""
+    skipped: Whole = 0
+    """Steps with numbers that were not finite, without overflows of fp16; no weight changed."""
+    best_bpb: float = math.inf
+    """The lowest of its validations."""
+    fp16_scale: Annotated[float, 1, 1 << 24] = 65536.0
+    """The loss scale of fp16 (optim.next_scale)."""
+    fp16_good_steps: Whole = 0
+    """Steps without overflow since it changed."""
+    timed_s: Annotated[float, 0, LARGEST] = 0.0
+    """Seconds of training, and in how many steps: the first one of a process does not count."""
+    timed_steps: Whole = 0
+
+
+def counters_of(run: Counters) -> dict[str, Any]:
+    """The counters in a Trainer or in a session.Progress, by name."""
+    return {one.name: getattr(run, one.name) for one in fields(Counters)}
+
+
+@record
+class Trainer(Origin, Counters):
     """trainer.json: what a checkpoint holds beside its tensors."""
 
     world_size: Count = 1
     """Ranks of the run that saved it."""
     micro_batch: Count = 1
     """Rows of a forward pass on one rank."""
-    skipped: Whole = 0
-    """Steps with numbers that were not finite, without overflows of fp16."""
     eval_tokens: Whole = 0
     """The option --eval_tokens with which best_bpb was measured."""
-    best_bpb: float = math.inf
     dtype: str = ""
     """Of the computation."""
-    fp16_scale: Annotated[float, 1, 1 << 24] = 65536.0
-    """The loss scale of fp16."""
-    fp16_good_steps: Whole = 0
-    """Steps without overflow since it changed."""
     steps: Whole = 0
     """Of the whole run. With --minutes, until the learning rate falls: by the speed so far; 10^15
     if that is not known yet."""
-    timed_s: Annotated[float, 0, LARGEST] = 0.0
-    """Seconds of training, and in how many steps: the first one of a process does not count."""
-    timed_steps: Whole = 0
 
 
 @record
@@ -461,19 +475,40 @@ class Export(Origin):
 
 
 @record
-class StepLine:
-    """A step that changed the weights. Numbers that you add in train.py stand beside these."""
+class Step:
+    """What train.py knows of a step when it judges it: over all its micro-batches and ranks."""
 
     step: Whole
+    """From 1 on."""
     tokens: Whole
+    """Trained on, with those of this step."""
     loss: Number
-    """Mean cross-entropy in nats per target."""
+    """Mean cross-entropy, in nats (-ln p), of the targets that count."""
     bpb: Number
-    """Bits per byte."""
+    """Bits per byte of text."""
     lr: Number
     """The schedule's factor on every learning rate."""
     norm: Number
-    """Of the gradient, before clipping."""
+    """Of the loss's gradient, before clipping."""
+    more: dict[str, float] = field(default_factory=dict)
+    """Numbers that you add in train.py, and in fp16 the loss scale: in the file, they stand beside
+    the others."""
+
+    @property
+    def bad(self) -> bool:
+        """Not finite: such a step changes no weight."""
+        return not math.isfinite(self.loss + self.norm)
+
+    @property
+    def overflow(self) -> bool:
+        """Bad only because the gradients, scaled, are too large for fp16: a smaller scale helps."""
+        return self.bad and math.isfinite(self.loss) and self.more.get("scale", 1) > 1
+
+
+@record
+class StepLine(Step):
+    """A step that changed the weights, and its speed."""
+
     time: Time
     """When it ended, in seconds since 1970."""
     step_s: Number
@@ -507,6 +542,7 @@ class SkippedLine:
     tokens: Whole
     skipped: Whole
     """Of them so far, without overflows of fp16."""
+    more: dict[str, float] = field(default_factory=dict)
 
 
 @record

@@ -47,12 +47,13 @@ class Log:
         except OSError:  # the terminal or the reader of a pipe is gone: the run goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
-    def write(self, line, **more: float) -> None:
-        """Append a line to metrics.jsonl (on a full disk it is lost), and send it to wandb. line:
-        one of formats.METRICS; more: numbers of your own beside it."""
+    def write(self, line) -> None:
+        """Append a line, one of formats.METRICS, to metrics.jsonl (on a full disk it is lost), and
+        send it to wandb."""
         if not self.is_first:
             return
-        record = formats.tree_of(vars(line) | more)
+        record = formats.tree_of(line)
+        record |= record.pop("more", {})
         try:
             disk.append(self.file, json_of(record) + "\n")
         except OSError as error:
@@ -160,14 +161,14 @@ def time_left_s(run, step: int) -> float:
     return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
 
 
-def step_line(r: StepLine, steps: int, left_s: float, more: dict[str, float]) -> str:
-    """The line on the screen; more: numbers of your own, by name."""
+def step_line(r: StepLine, steps: int, left_s: float) -> str:
+    """The line on the screen."""
     if r.mfu_full is None:
         used = f"mfu n/a, {r.tflops_full:.2f}/{r.tflops_causal:.2f} TFLOP/s full/causal"
     else:
         used = f"mfu {r.mfu_full:.1%} full {r.mfu_causal:.1%} causal"
     of = f"{steps:,}" if steps < UNKNOWN else "?"
-    others = "".join(f" | {name} {value:g}" for name, value in more.items())
+    others = "".join(f" | {name} {value:g}" for name, value in r.more.items())
     return (
         f"step {r.step:,}/{of} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
         f"|g| {r.norm:.3f} | {r.dt_ms:.0f} ms | {short(r.tokens_per_s)} tok/s | {used} | "

@@ -444,7 +444,7 @@ def note_weights() -> None:
             tensors += [t for slots in optimizer.state.values() for t in slots.values()]
         for tensor in tensors:
             digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
-        print(f"rank {rank()} weights {step.number} {digest.hexdigest()}", flush=True)
+        print(f"rank {rank()} weights {step.step} {digest.hexdigest()}", flush=True)
         honest(run, step)
 
 

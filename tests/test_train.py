@@ -66,9 +66,9 @@ def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
 
 
 def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
-    """In take_steps' sums: it is added up over micro-batches and ranks, logged, and printed."""
-    mine = 'sums["begins"] += (inputs == run.manifest.bos_id).sum()'
-    place = '# Your own number: sums["yours"]'
+    """In add_gradients: it is added up over micro-batches and ranks, logged, and printed."""
+    mine = 'yours["begins"] += (inputs == run.manifest.bos_id).sum()'
+    place = '# Your own number: yours["name"]'
     spoil = [faults.edited(tmp_path / "mine", "train.py", place, f"{mine}  {place}")]
     text = fork(small_data, tmp_path / "run", "--micro_batch", 2, world=2, spoil=spoil)
     manifest = Manifest.load(small_data)

@@ -324,7 +324,7 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
 
     def log_step(run, step, honest=train.log_step):
         honest(run, step)
-        if step.number == steps - 1:
+        if step.step == steps - 1:
             run.signals.received = signal.SIGTERM
 
     monkeypatch.setattr(train, "log_step", log_step)
