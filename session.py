@@ -45,10 +45,10 @@ class Progress(Counters):
 class Run:
     """The parts of a run, built and ready to use."""
 
-    preset: cfg.Preset  # filled in from the data and the plan
-    plan: Plan  # with --minutes, train.fit_to_minutes replaces it
-    world: ranks.World
-    manifest: shards.Manifest
+    preset: cfg.Preset  # what was asked for, with what the data decide filled in
+    plan: Plan  # what follows from it; with --minutes, train.fit_to_minutes replaces it
+    world: ranks.World  # this process: rank, device, dtype
+    manifest: shards.Manifest  # of the data
     log: Log
     progress: Progress
     signals: ranks.Signals

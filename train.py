@@ -4,11 +4,11 @@ Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes fro
 checkpoint: bit for bit on a CPU with the same number of threads, up to rounding on a GPU (where the
 order of summation is not fixed).
 
-Read `take_steps` first: it is the optimization loop. `train` logs, saves and evaluates around it;
-`finish` ends the run. `Run` (session.py) holds the parts, which are built there, and the counters;
-`Step` has the numbers of one step. A rank is one process, with a GPU of its own if there are any;
-in data parallel (ddp) each has a whole model and rows of its own, with FSDP each keeps a share of
-every weight as well. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions.
+Read `train` and `take_steps` first: they are the optimization loop. session.py has built the parts
+of the run, and says what each is. A rank is one process, with a GPU of its own if there are any. In
+data parallel (ddp), each has the whole model and rows of its own. With FSDP, each stores only its
+shard of every weight, gradient and moment: torch gathers the whole weights of a layer just before
+they are used. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions.
 Next: tokenizer.py, where the ids come from.
 """
 
@@ -57,6 +57,13 @@ def main(argv: list[str]) -> int:
 
 # -------------------------------------------------------------------------------------- the loop
 
+# The parts of a run (session.Run) that are used most:
+#   preset    what was asked for; preset.train decides the numbers, and `options` is preset.run
+#   plan      what follows from it: steps, tokens_per_step, micro_batch (B), grad_accum, ...
+#   world     this process: its rank, its device, the dtype it computes in
+#   model     the GPT; step_model and val_model have the same weights, and may be compiled
+#   progress  how far the run has come
+
 
 def train(run: Run) -> None:
     """Take the steps; log each one, save and evaluate when due."""
@@ -79,22 +86,25 @@ def take_steps(run: Run) -> Iterator[Step]:
     progress.saved_at = time.monotonic()
     run.meter.start()
     while progress.step < run.plan.steps and not progress.stop:
-        plan = run.plan  # with --minutes, fit_to_minutes may have replaced it
+        plan = run.plan  # again in each step: fit_to_minutes may replace it
         lr = optim.set_schedule(run.optimizers, progress.step, plan.steps, run.preset.train)
-        scale = progress.fp16_scale if is_fp16 else 1.0
+        scale = progress.fp16_scale if is_fp16 else 1.0  # keeps small gradients above 0 in fp16
         sums, yours = add_gradients(run, scale)
-        gradients = [p.grad for p in run.model.parameters()]  # sharded: each rank has its part
-        if plan.parallel == "ddp":  # FSDP sums them within backward
+        gradients = [p.grad for p in run.model.parameters()]
+        if plan.parallel == "ddp":  # FSDP has summed them over the ranks within backward
             optim.sum_over_ranks(gradients)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)  # ()
         if plan.sharded:
-            norm = norm.full_tensor()  # (), of all ranks' parts
+            norm = norm.full_tensor()  # of all ranks' shards together
 
         # The one place where the host waits for the device, and where a step is judged.
         totals = agree(run, sums | yours, norm)
         loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
-        # backward has divided by tokens_per_step, not by the targets that count, which are known
-        # only now; in fp16 it has multiplied by the loss scale. Both are made good here.
+        more = {name: totals[name] for name in yours}
+        if is_fp16:
+            more["scale"] = scale
+        # Backward has multiplied by the loss scale, and divided by tokens_per_step rather than by
+        # the number of targets that count, which is known only now: see add_gradients.
         factor = plan.tokens_per_step / max(totals["counted"], 1) / scale
         step = Step(
             step=progress.step + 1,
@@ -103,7 +113,7 @@ def take_steps(run: Run) -> Iterator[Step]:
             bpb=bpb,
             lr=lr,
             norm=totals["norm"] * factor,
-            more={name: totals[name] for name in yours} | ({"scale": scale} if is_fp16 else {}),
+            more=more,
         )
         if is_fp16:
             after = optim.next_scale(scale, progress.fp16_good_steps, step.overflow)
@@ -123,23 +133,25 @@ def take_steps(run: Run) -> Iterator[Step]:
 
 
 def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Forward and backward of this rank's micro-batches, which add up the gradients of a step.
-    Returns sums over their targets, () each: the arguments of `loss_and_bpb`, and your own.
+    """Forward and backward of this rank's micro-batches, whose gradients add up in `p.grad`.
+    Returns two kinds of sums over their targets, () each: the arguments of `loss_and_bpb`, and your
+    own numbers. scale: multiplies the gradients.
 
-    The loss of a step is the sum of the nats of its targets that count, over all micro-batches and
-    all ranks, divided by how many count: in text all `tokens_per_step`, in conversations only those
-    of answers. How many is known after the last micro-batch. So backward divides by
-    `tokens_per_step`, and take_steps then multiplies by tokens_per_step / counted.
+    The loss of a step is the mean over its targets that count, on all ranks: of text all
+    `tokens_per_step` do, of conversations those of answers. How many is not known before the last
+    micro-batch. So each is divided by `tokens_per_step`, and take_steps multiplies the gradients by
+    tokens_per_step / counted.
     """
     sums = defaultdict(float)
     yours = defaultdict(float)
     for _ in range(run.plan.grad_accum):
         with record_function("data"):
             inputs, targets = run.loader.next_batch()  # (B, T) each
-        torch.manual_seed(run.loader.random_seed())  # for what you add, such as dropout
+        # For what you add, such as dropout: a run that resumes draws the same numbers.
+        torch.manual_seed(run.loader.random_seed())
         nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
-        part = nats.sum() / run.plan.tokens_per_step  # what these rows add to the step's loss
-        (part * scale).backward()  # adds to the gradients of the micro-batches before
+        part = nats.sum() / run.plan.tokens_per_step  # of the step's loss
+        (part * scale).backward()
         for name, of_rows in sums_of(nats.detach(), targets, run.token_bytes).items():
             sums[name] += of_rows.sum()
         # Your own number: yours["name"] += ... is added up over the ranks, logged and printed.
@@ -147,24 +159,24 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
-    """What all ranks must know of a step, as numbers, by name: the sums over the ranks of `sums`,
-    and "norm", which the first rank tells the others, as it does whether to save now and its mean
-    seconds of a step. Sets progress.stop (the signal that some rank has received, or 0), .save_now
-    and .mean_s. One all-reduce, one copy to the host."""
+    """`sums` added up over all ranks, and `norm`, by name, as numbers of Python: one all-reduce,
+    one copy to the host. With them travels what all ranks must do at the same step: it sets
+    progress.stop (the signal that one of them has received, or 0), progress.save_now and
+    progress.mean_s."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
-    save_now = save_now or run.checkpoints.error is not None  # so that all ranks raise it
-    of_first = {
+    save_now = save_now or run.checkpoints.error is not None  # saving raises it, on all ranks
+    from_first = {
         "norm": norm,
         "save_now": save_now,
         "mean_s": progress.timed_s / max(progress.timed_steps, 1),
     }
     if not run.world.is_first:
-        of_first = dict.fromkeys(of_first, 0.0)
+        from_first = dict.fromkeys(from_first, 0.0)  # so the sum is the first rank's value
     signals = {f"signal {s}": run.signals.received == s for s in run.signals.STOP}
-    numbers = sums | of_first | signals
-    zero = torch.zeros_like(norm)  # adding a number to it takes no blocking copy to the device
+    numbers = sums | from_first | signals
+    zero = torch.zeros_like(norm)  # on the device; a copy of a number to there would wait for it
     summed = torch.stack([zero + number for number in numbers.values()])
     if dist.is_initialized():
         with record_function("communication"):
@@ -292,7 +304,7 @@ def evaluate(run: Run) -> None:
     """Score the first `eval_tokens` validation targets; save and keep the best model so far."""
     progress = run.progress
     step = progress.step
-    rows = max(run.options.eval_tokens // run.plan.seq_len, run.plan.world_size)
+    rows = max(run.options.eval_tokens // run.plan.seq_len, run.plan.world_size)  # one a rank
     bpb, text = validate(run, step, min(rows, run.manifest.rows("val")))
     is_best = bpb < progress.best_bpb
     run.log.print(f"step {step:,} | {text}{' (best)' if is_best else ''}")
@@ -306,7 +318,8 @@ def evaluate(run: Run) -> None:
 
 
 def save(run: Run, wait: bool = False) -> None:
-    """Checkpoint this step: written in the background, unless `wait`."""
+    """Checkpoint this step: written in the background, unless `wait`. trainer.json, beside the
+    tensors, says what else a run needs to resume, and of which run it is."""
     progress, plan = run.progress, run.plan
     trainer = Trainer(
         **counters_of(progress),
@@ -317,7 +330,7 @@ def save(run: Run, wait: bool = False) -> None:
         identity=folders.identity(run.preset, run.manifest),
         model=run.preset.model,
         world_size=plan.world_size,
-        data_dir=run.options.data_dir,  # as typed, not the local copy
+        data_dir=run.options.data_dir,  # as typed: it may be a URL, copied to a local disk
         dtype=str(run.world.dtype),
     )
     with run.meter.paused("save"):
@@ -339,7 +352,7 @@ def finish(run: Run) -> int:
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)
         write_report(run)
-        run.checkpoints.finish()  # the mirror gets the last files
+        run.checkpoints.finish()  # with --mirror, the store gets the last files
         log.print(
             f"stopped by {signal.Signals(stop).name} after step {step:,}; the same command resumes"
         )
