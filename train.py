@@ -283,14 +283,12 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
         loss, bpb, by_source = score_text(
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
-    epochs = run.loader.order.epochs(step * plan.rows_per_step)  # so far, by source
     kind = formats.FullValidationLine if prefix else formats.ValidationLine
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
     line = kind(
         step=step,
         tokens=step * plan.tokens_per_step,
         val_rows=rows,
-        epochs={name: round(n, 4) for name, n in zip(manifest.sources, epochs)},
         **{prefix + name: figure for name, figure in figures.items()},
     )
     run.log.write(line)

@@ -553,8 +553,6 @@ class Scored:
     tokens: Whole
     val_rows: Whole = 0
     """On which; 0: not known, in older folders."""
-    epochs: dict[str, Number] = field(default_factory=dict)
-    """How often the training rows of each source had been read."""
 
 
 @record

@@ -215,8 +215,8 @@ def described() -> str:
     for kind in KINDS:
         if kind is formats.Stamp:  # it reads what others write
             continue
-        base = kind.__mro__[1]
-        also = f" Also the fields of `{base.__name__}`." if is_dataclass(base) else ""
+        bases = " and ".join(f"`{b.__name__}`" for b in kind.__bases__ if is_dataclass(b))
+        also = f" Also the fields of {bases}." if bases else ""
         text += f"\n**`{kind.__name__}`** {' '.join(inspect.getdoc(kind).split())}{also}\n\n"
         text += "| field | |\n| --- | --- |\n"
         for cells in rows_of(kind):
