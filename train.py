@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 # Let the GPU's memory be extended in place, so that less is lost in gaps between tensors of many
-# sizes. `import torch` reads it; what you have set, under its older name too, stays.
+# sizes: unless you have said otherwise, under the old name or the new. `import torch` reads it.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 import torch
@@ -83,7 +83,7 @@ def take_steps(run: Run) -> Iterator[Step]:
     progress = run.progress
     clip = run.preset.train.grad_clip
     is_fp16 = run.world.dtype == torch.float16
-    progress.saved_at = time.monotonic()
+    progress.saved_at = time.monotonic()  # from here on, save_minutes are counted
     run.meter.start()
     while progress.step < run.plan.steps and not progress.stop:
         plan = run.plan  # again in each step: fit_to_minutes may replace it
@@ -91,13 +91,15 @@ def take_steps(run: Run) -> Iterator[Step]:
         scale = progress.fp16_scale if is_fp16 else 1.0  # keeps small gradients above 0 in fp16
         sums, yours = add_gradients(run, scale)
         gradients = [p.grad for p in run.model.parameters()]
-        if plan.parallel == "ddp":  # FSDP has summed them over the ranks within backward
+        # A sum, not a mean: each was divided by the tokens of all ranks. FSDP sums within backward.
+        if plan.parallel == "ddp":
             optim.sum_over_ranks(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)  # ()
         if plan.sharded:
             norm = norm.full_tensor()  # of all ranks' shards together
 
-        # The one place where the host waits for the device, and where a step is judged.
+        # Up to here the host has only queued work for the GPU. This is the one place where it waits
+        # for results, and where a step is judged.
         totals = agree(run, sums | yours, norm)
         loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
         more = {name: totals[name] for name in yours}
@@ -123,7 +125,7 @@ def take_steps(run: Run) -> Iterator[Step]:
                 factor *= clip / step.norm
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
-            for optimizer in run.optimizers:
+            for optimizer in run.optimizers:  # Muon and AdamW, each for its kinds of weights
                 optimizer.step()
         run.model.zero_grad(set_to_none=True)
         del gradients  # else they stay in memory beside the next ones
@@ -145,7 +147,7 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
     sums = defaultdict(float)
     yours = defaultdict(float)
     for _ in range(run.plan.grad_accum):
-        with record_function("data"):
+        with record_function("data"):  # its name in the table of --profile
             inputs, targets = run.loader.next_batch()  # (B, T) each
         # For what you add, such as dropout: a run that resumes draws the same numbers.
         torch.manual_seed(run.loader.random_seed())
@@ -257,8 +259,8 @@ def is_due(step: int, every: int) -> bool:
 
 def save_is_due(run: Run) -> bool:
     """Whether to save now: every save_every and keep_every steps, after save_minutes (see `agree`),
-    after the last step, and at the plan's keep_step, the last before the learning rate falls: a
-    longer run can begin from there."""
+    after the last step, and at the plan's keep_step, the last before the learning rate falls: from
+    there, a longer run can go on as if it had been planned so."""
     step = run.progress.step
     options = run.options
     by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
@@ -272,10 +274,11 @@ def eval_is_due(run: Run) -> bool:
     return step in (0, run.plan.steps) or is_due(step, run.options.eval_every)
 
 
-def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, str]:
-    """Score the first `rows` validation rows and log the figures, their names prefixed with
-    `prefix`, which is "full_" for all rows; returns bits per byte and the text to print."""
+def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
+    """Score the first `rows` validation rows and log the figures; returns bits per byte and the
+    text to print. whole: those are all rows, and the names in the log begin with full_."""
     manifest, world, plan = run.manifest, run.world, run.plan
+    step = run.progress.step
     batches = data.val_batches(
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
     )
@@ -283,15 +286,13 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
         loss, bpb, by_source = score_text(
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
-    kind = formats.FullValidationLine if prefix else formats.ValidationLine
+    facts = dict(step=step, tokens=step * plan.tokens_per_step, val_rows=rows)
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
-    line = kind(
-        step=step,
-        tokens=step * plan.tokens_per_step,
-        val_rows=rows,
-        **{prefix + name: figure for name, figure in figures.items()},
-    )
-    run.log.write(line)
+    if whole:
+        figures = {f"full_{name}": figure for name, figure in figures.items()}
+        run.log.write(formats.FullValidationLine(**facts, **figures))
+    else:
+        run.log.write(formats.ValidationLine(**facts, **figures))
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{logs.sources_line(by_source)}"
@@ -303,7 +304,7 @@ def evaluate(run: Run) -> None:
     progress = run.progress
     step = progress.step
     rows = max(run.options.eval_tokens // run.plan.seq_len, run.plan.world_size)  # one a rank
-    bpb, text = validate(run, step, min(rows, run.manifest.rows("val")))
+    bpb, text = validate(run, min(rows, run.manifest.rows("val")))
     is_best = bpb < progress.best_bpb
     run.log.print(f"step {step:,} | {text}{' (best)' if is_best else ''}")
     progress.best_bpb = min(progress.best_bpb, bpb)
@@ -355,7 +356,7 @@ def finish(run: Run) -> int:
             f"stopped by {signal.Signals(stop).name} after step {step:,}; the same command resumes"
         )
         return 128 + stop
-    _, text = validate(run, step, run.manifest.rows("val"), prefix="full_")
+    _, text = validate(run, run.manifest.rows("val"), whole=True)
     log.status("done", step=step, exit_code=0)
     log.print(logs.done_text(run, text, write_report(run)))
     run.checkpoints.finish()
