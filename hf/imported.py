@@ -173,7 +173,7 @@ class ForeignModel:
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
-        far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
+        far, _ = parity.compare_logits(ours, theirs, ids, TOLERANCE, f"of {self.word}")
         return state, (
             f"a {self.kind}, its norms folded into the matrices (AdamW takes another path); "
             f"logits differ by {far:.1g} at most"

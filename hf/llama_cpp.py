@@ -95,8 +95,8 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     kind, _ = mapping.choose_class(c)
     rounded_model = mapping.model_of(c, mapping.from_huggingface(c, rounded, kind))
     served = Served(file, c.seq_len)
-    far = check_numbers(rounded_model, served, TOLERANCE[form])
-    chats = check_texts(served, tokenizer, tuned)
+    far = compare_numbers(rounded_model, served, TOLERANCE[form])
+    chats = compare_texts(served, tokenizer, tuned)
     say(
         f"checked with llama.cpp: {len(parity.TEXTS)} texts and {chats} conversations have equal "
         f"ids; log p differs by {far:.1g} at most"
@@ -226,7 +226,7 @@ class Served:
 
 
 @torch.no_grad()
-def check_numbers(model: GPT, served: Served, tolerance: float) -> float:
+def compare_numbers(model: GPT, served: Served, tolerance: float) -> float:
     """Compare log p of the likeliest tokens after some lengths of random text; returns the largest
     difference. ParityError if it is above the tolerance, times the logits' standard deviation if
     that is above 1."""
@@ -256,10 +256,10 @@ def check_numbers(model: GPT, served: Served, tolerance: float) -> float:
     return far
 
 
-def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
+def compare_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
     """Compare ids of texts and of conversations, and where llama.cpp ends; returns how many
     conversations. ParityError if any differs."""
-    parity.check_ids(served, tokenizer)
+    parity.compare_ids(served, tokenizer)
     ends = template.ends(tokenizer, tuned)
     # Some ends it knows by their names; other programs look for the one that the file has.
     if served.ask("/props")["eos_token"] != tokenizer.decode(ends[:1]):
@@ -272,4 +272,4 @@ def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
         return 0
     # In llama.cpp a special token that is typed is that token; in our programs it is plain text.
     plain = tuple(text for text in parity.TEXTS if "<|" not in text)
-    return template.check(served, tokenizer, plain)
+    return template.compare_conversations(served, tokenizer, plain)

@@ -1,6 +1,6 @@
 """The chat template of an exported model: transformers encodes a conversation as we do.
 
-`options()` goes into tokenizer_config.json of a model that was tuned on conversations. `check` is
+`options()` goes into tokenizer_config.json of a model that was tuned on conversations. `compare_conversations` is
 for parity.py. Next: preparation/chat.py, whose template this one translates.
 """
 
@@ -47,7 +47,7 @@ def options() -> dict:
     return dict(chat_template=TEMPLATE, split_special_tokens=False, eos_token=END)
 
 
-def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
+def compare_conversations(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     """Compare the ids of conversations in which each of `texts` stands in each role, with and
     without a prompt for an answer; returns how many. ParityError if they differ.
 

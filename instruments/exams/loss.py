@@ -101,7 +101,7 @@ def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, T
     return torch.frombuffer(rows, dtype=torch.float32).view(-1, len(CLASSES), 4), by_position
 
 
-def measure(config: LossConfig, load_model) -> None:
+def score_held_out(config: LossConfig, load_model) -> None:
     """Print the loss, append it to eval.jsonl, and keep the figures of each row."""
     loaded = load_model(config)
     model = loaded.model

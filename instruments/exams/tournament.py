@@ -129,7 +129,7 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
         wins, doubts = server.compare(asked, texts)
     table = rate([*written], wins, [prompt.domain for prompt in prompts])
     doubts += why_untrusted(table)
-    show(table, named, len(prompts), doubts)
+    print_table(table, named, len(prompts), doubts)
     path = Path(config.run_dir) / "tournament.json"
     report = dict(
         config=asdict(config),
@@ -278,7 +278,7 @@ def why_untrusted(table: list[dict]) -> list[str]:
     return doubts
 
 
-def show(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
+def print_table(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
     width = max(len(row["name"]) for row in table)
     say(f"\n{n_prompts} prompts, judged by {judge_name}")
     say(f"{'player':{width}}  rating  95% over prompts")

@@ -1,6 +1,6 @@
 """The pictures of a run's page, and of several runs.
 
-Draws what records.py has checked, in the style of picture.py. Next: report.py puts them on the
+Draws what run_folder.py has checked, in the style of picture.py. Next: report.py puts them on the
 page.
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from instruments.pages import picture
-from instruments.pages.records import RunFolder, plain
+from instruments.pages.run_folder import RunFolder, one_line
 from machinery.log import short
 
 PANELS = (  # title, key of the training records, key of the validations, is it noisy?
@@ -100,7 +100,7 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                     marker=MARKERS[n % len(MARKERS)],
                     markersize=4,
                     color=f"C{n}",
-                    label=plain(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
+                    label=one_line(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
                 )
         axes.set(xlabel=f"{unit} of training" if by_time else "tokens", xlim=(0, None))
 

@@ -270,7 +270,7 @@ def rounded(x: Tensor, digits: int = 3) -> list:
     return [round(value, digits) for value in x.tolist()]
 
 
-def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
+def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     """All that the page says of a text, ids (T,) with BOS first."""
     config = model.config
     L = len(model.blocks)
@@ -345,7 +345,7 @@ def look(config: LookConfig, load_model: Callable) -> None:
     limit = min(config.tokens, model.config.seq_len)
     if len(ids) > limit:
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
-    found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
+    found = facts_of(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
     origin = loaded.origin
     found |= dict(source=source, step=origin.step, trained=origin.tokens, tuned=origin.tuned)
     path = Path(config.out or run_dir / "look.html")

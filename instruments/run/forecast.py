@@ -89,7 +89,7 @@ def page_of(argv: list[str]) -> str:
     return page(preset, world, asked.plan.usd)
 
 
-def show(preset: cfg.Preset, world: ranks.World) -> int:
+def print_plan(preset: cfg.Preset, world: ranks.World) -> int:
     """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
     typed = preset
     lines = []

@@ -88,13 +88,13 @@ def test_llama_cpp_writes_our_greedy_text(shape, tuned, export_gguf, tokenizer, 
 def test_the_model_has_the_rounded_weights_of_the_file(form, export_gguf, tokenizer, monkeypatch):
     """When they are compared, so that no error as large as the rounding is let through."""
     compared = []
-    honest = llama_cpp.check_numbers
+    honest = llama_cpp.compare_numbers
 
     def check(model, *others):
         compared.append(model.head.weight.detach()[: tokenizer.vocab_size].numpy())
         return honest(model, *others)
 
-    monkeypatch.setattr(llama_cpp, "check_numbers", check)
+    monkeypatch.setattr(llama_cpp, "compare_numbers", check)
     folder = export_gguf(build(tokenizer, **STOCK), form)
     tensors = {t.name: t for t in gguf.GGUFReader(folder / "run.gguf").tensors}
     head = tensors["output.weight"]

@@ -361,7 +361,7 @@ def test_a_page_without_a_single_head_that_is_seen(browser, tokenizer, tmp_path)
     model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
     for block in model.blocks:
         block.attn = Flipped(block.attn, "linear")
-    unseen = look.measure(model, text_for(model), tokenizer)
+    unseen = look.facts_of(model, text_for(model), tokenizer)
     assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
     unseen |= dict(source="</script><b>your prompt", step=0, trained=0)
     (tmp_path / "look.html").write_text(look.page(unseen, "Inside <x> {{data}}"))
@@ -378,7 +378,7 @@ def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_pat
     raw = "a\u6c49\u202e\U0001f642".encode() + b"\xe4"
     model = random_model(ONE_HEAD, vocab_size=512)
     ids = torch.tensor([0, *(id_of[bytes([byte])] for byte in raw)])
-    found = look.measure(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
+    found = look.facts_of(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
     (tmp_path / "look.html").write_text(look.page(found, "x"), encoding="utf-8")
     with opened(browser, tmp_path / "look.html") as page:
         page.wait_for_selector("body[data-ready]")
@@ -430,4 +430,4 @@ def test_a_model_of_nan_is_an_error_and_no_page(tokenizer):
     with torch.no_grad():
         model.head.weight[3] = torch.nan
     with pytest.raises(NonFiniteError):
-        look.measure(model, text_for(model), tokenizer)
+        look.facts_of(model, text_for(model), tokenizer)

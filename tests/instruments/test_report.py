@@ -31,7 +31,7 @@ from test_faults import assert_same_state
 import eval
 from config import PRESETS, UsageError
 from instruments.pages import curves, report
-from instruments.pages.records import thinned
+from instruments.pages.run_folder import thinned
 from instruments.talk.sample import find_prompts
 from machinery.formats import SampleLine
 from machinery.shards import Manifest

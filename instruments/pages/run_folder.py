@@ -36,7 +36,7 @@ from machinery.trained import remedy_for
 OF_A_START = ("micro_batch", "parallel", "compile", "recompute", "torch")
 
 
-def plain(value: object) -> str:
+def one_line(value: object) -> str:
     """For a screen or a picture: one line without control characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
