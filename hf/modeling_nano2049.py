@@ -132,11 +132,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
+        self.swiglu = config.mlp == "swiglu"
         self.up = linear(config.n_embd, config.mlp_hidden)
-        if config.mlp == "swiglu":
+        if self.swiglu:
             self.gate = linear(config.n_embd, config.mlp_hidden)
         self.down = linear(config.mlp_hidden, config.n_embd)
-        self.swiglu = config.mlp == "swiglu"
 
     def forward(self, x):
         h = F.silu(self.gate(x)) * self.up(x) if self.swiglu else F.relu(self.up(x)).square()
@@ -217,9 +217,9 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
                 value_embed = self.value_embeds[str(layer)](input_ids)
             x = block(x, value_embed, has_previous, cos, sin, mask, cache)
 
-        keep = logits_to_keep
-        keep = slice(-keep, None) if isinstance(keep, int) else keep  # 0: slice(0, None), all
-        logits = self.head(rms_norm(x[:, keep])).float()
+        if isinstance(logits_to_keep, int):
+            logits_to_keep = slice(-logits_to_keep, None)  # 0: slice(0, None), all
+        logits = self.head(rms_norm(x[:, logits_to_keep])).float()
         cap = config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)

@@ -1,8 +1,8 @@
 """An exported folder is trusted only once transformers, loading it, computes our numbers.
 
-`compare_folder(folder, model, tokenizer)` loads the folder as a user would and compares token ids, logits
-and greedy text, in fp32 on the CPU: at the trained weights, and at random ones of unit scale, since
-an untrained model has zeros in `out` and `down`, which would hide half of a wrong mapping.
+`compare_folder` loads the folder as a user would and compares token ids, logits and greedy text, in
+fp32 on the CPU: at the trained weights, and at random ones of unit scale, since an untrained model
+has zeros in `out` and `down`, which would hide half of a wrong mapping.
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+import data
 from config import Count, Local, UsageError
 from instruments.exams import judge
 from instruments.exams.lines import read_lines, read_text
@@ -87,17 +88,17 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     RUN_DIR/tournament.json. load_model: EvalConfig -> Trained."""
     paths, judging = entrants(config)
     which = EvalConfig(data_dir=config.data_dir)
-    records = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, *judging]}
-    first = records[paths[0]]
+    known = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, *judging]}
+    first = known[paths[0]]
     human = {}
     if config.prompts:
         prompts = read_lines(config.prompts, Prompt)
     else:
         prompts, human[HUMAN] = held_out(config, first)
     asked = [prompt.text.rstrip(" ") for prompt in prompts]  # as eval.py sample does
-    for record in records.values():
-        check_fits(record, first, asked, config.max_new_tokens)
-    if not judging:
+    for each in known.values():
+        check_fits(each, first, asked, config.max_new_tokens)
+    if not judging:  # so that a server that is not there is named before anybody writes
         criteria = read_text(config.criteria) if config.criteria else CRITERIA
         kept = Path(config.run_dir) / "verdicts.jsonl"
         server = Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
@@ -105,32 +106,19 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     def load(path: Path) -> Trained:
         return load_model(EvalConfig(checkpoint=str(path), device=config.device))
 
-    # At temperature 1: at a lower one samples loop, and a judge by likelihood likes loops.
-    draws = SampleConfig(
-        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
-    )
-
-    def write(path: Path) -> list[str]:
-        player = load(path)
-        tuned = player.origin.tuned
-        return continuations(player.model, player.tokenizer, asked, tuned, draws)[0]
-
-    written = {str(path): write(path) for path in paths} | human
+    written = {str(path): write(load(path), asked, config) for path in paths} | human
     length = 4 * config.max_new_tokens  # characters
     written[LOOP] = [(text[-LOOP_LEN:] * length)[:length] for text in asked]
     texts = [*written.values()]
     if judging:
         named = str(judging[0])
-        loaded = load(judging[0])
-        wins = judge.compare([likelihood(loaded, asked, x) for x in texts])
-        doubts = kinship(loaded, [records[path] for path in paths])
+        wins, doubts = judged(load(judging[0]), [known[p] for p in paths], asked, texts)
     else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)
     table = rate([*written], wins, [prompt.domain for prompt in prompts])
     doubts += why_untrusted(table)
     print_table(table, named, len(prompts), doubts)
-    path = Path(config.run_dir) / "tournament.json"
     report = dict(
         config=asdict(config),
         judge=named,
@@ -139,6 +127,7 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
         prompts=asked,
         completions=written,
     )
+    path = Path(config.run_dir) / "tournament.json"
     disk.write_json(path, report)
     say(f"wrote {path}")
 
@@ -193,10 +182,8 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
     begin = config.prompt_tokens
     new = config.max_new_tokens
     least = 1 if player.origin.tuned else new  # tokens of what follows: an answer has its own end
-    sources = range(len(manifest.sources))
-    rows = [(source, i) for source in sources for i in range(manifest.rows("val", source))]
     found = []
-    for source, i in np.random.default_rng(config.seed).permutation(rows):
+    for source, i in np.random.default_rng(config.seed).permutation(data.val_rows(manifest)):
         row = manifest.row("val", source, i)
         for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
             ids = document[1:].tolist()  # without BOS
@@ -227,6 +214,27 @@ def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
     return [*question, *answer], len(question)
 
 
+def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:
+    """What a player writes after each prompt. At temperature 1: at a lower one samples loop, and a
+    judge by likelihood likes loops."""
+    draws = SampleConfig(
+        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
+    )
+    tuned = player.origin.tuned
+    return continuations(player.model, player.tokenizer, prompts, tuned, draws)
+
+
+# --------------------------------------------------------------------- a checkpoint as the judge
+
+
+def judged(
+    judging: Trained, players: list[Trained], prompts: list[str], texts: list[list[str]]
+) -> tuple[np.ndarray, list[str]]:
+    """P players' texts, N each -> (wins (N, P, P), reasons to doubt them)."""
+    scores = [likelihood(judging, prompts, own) for own in texts]
+    return judge.compare(scores), kinship(judging, players)
+
+
 def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
     """judge.novel_mean of texts, in the tokens of the judge, as far as it has positions."""
     before = []
@@ -237,6 +245,16 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
         room = player.origin.model.seq_len + 1 - len(ids)
         after.append(player.tokenizer.encode(text)[:room])
     return judge.novel_mean(player.model, before, after)
+
+
+def kinship(judge: Trained, players: list[Trained]) -> list[str]:
+    """A sentence if the judge, by its trainer.json, comes from the run of a player."""
+    if all(judge.origin.identity != player.origin.identity for player in players):
+        return []
+    return [
+        f"{judge.path} is of a player's own run, and likelihood favours text like its own: "
+        "later steps rate higher; take one of another seed: --judge"
+    ]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -252,16 +270,6 @@ def rate(names: list[str], wins: np.ndarray, domains: list[str]) -> list[dict]:
         by_domain = dict(zip(of_domain, ratings))
         rows.append(dict(name=name, rating=r, low=low, high=high, domains=by_domain))
     return sorted(rows, key=lambda row: -row["rating"])
-
-
-def kinship(judge: Trained, players: list[Trained]) -> list[str]:
-    """A sentence if the judge, by its trainer.json, comes from the run of a player."""
-    if all(judge.origin.identity != player.origin.identity for player in players):
-        return []
-    return [
-        f"{judge.path} is of a player's own run, and likelihood favours text like its own: "
-        "later steps rate higher; take one of another seed: --judge"
-    ]
 
 
 def why_untrusted(table: list[dict]) -> list[str]:

@@ -59,14 +59,11 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     points = [(line.tokens, getattr(line, val_key)) for line in scored]
     if points:
         style = "o-" if len(points) > 2 else "o"  # a line between two would look like a decline
-        size = 3 if len(points) < 40 else 0
-        axes.plot(*zip(*points), style, markersize=size, linewidth=1.2, label="validation")
+        axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
         axes.legend()
     axes.set(title=title, xlabel="tokens")
     if last > 2 and 0 < tokens[0] < tokens[-1]:
-        axes.set_xscale("log", subs=[])
-        marks = (1, 2, 5) if tokens[-1] < 2000 * tokens[0] else (1,)
-        axes.xaxis.get_major_locator().set_params(subs=marks)
+        axes.set_xscale("log")
     if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
         axes.set_ylim(0, None)
 
@@ -84,14 +81,12 @@ def smooth(values) -> list[float]:
 def draw_compared(runs: list[RunFolder], common: int) -> str:
     """Validation bits per byte over tokens and over training time; below them, which line is which
     run."""
-    is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
-    unit_s, unit = (3600, "hours") if is_long else (60, "minutes")
 
     def draw(axes, by_time: bool) -> None:
         for n, run in enumerate(runs):
             # without the untrained model's value, which would squeeze the scale for all the others
             tokens, bpb = zip(*run.curve)
-            x = [run.seconds_at(n) / unit_s for n in tokens] if by_time else tokens
+            x = [run.seconds_at(n) / 60 for n in tokens] if by_time else tokens
             if run.first_step == 1 or not by_time:
                 axes.plot(
                     x,
@@ -102,7 +97,7 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                     color=f"C{n}",
                     label=one_line(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
                 )
-        axes.set(xlabel=f"{unit} of training" if by_time else "tokens", xlim=(0, None))
+        axes.set(xlabel="minutes of training" if by_time else "tokens", xlim=(0, None))
 
     def over_tokens(axes) -> None:
         draw(axes, by_time=False)

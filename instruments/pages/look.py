@@ -76,7 +76,7 @@ class Probe(TorchFunctionMode):
     def __init__(self, model: GPT, known=(), begin: int = 0, end: int = LARGEST, off=()):
         """known: what the blocks returned on the same ids; blocks before `begin` return it again,
         without computing. Blocks from `end` on return what they get. off: (layer, part) adds
-        nothing; the part is a head's number, "attention" or "mlp"."""
+        nothing; the part is a head's number, or "attn" or "mlp", as the block has it."""
         super().__init__()
         self.model = model
         self.known = known
@@ -100,10 +100,11 @@ class Probe(TorchFunctionMode):
                     block.forward = lambda *_, i=i: self.known[i]
                 elif i >= self.end:
                     block.forward = lambda x, *_: x
-                if (i, "attention") == self.off or (i, "mlp") == self.off:
-                    part = block.mlp if "mlp" in self.off else block.attn
+                if self.off in ((i, "attn"), (i, "mlp")):
+                    part = getattr(block, self.off[1])
                     hooks.append(part.register_forward_hook(lambda _, args, out: 0 * out))
-                hooks.append(block.register_forward_pre_hook(lambda *_, i=i: self._enter(i)))
+                enter = lambda *_, i=i: setattr(self, "layer", i)
+                hooks.append(block.register_forward_pre_hook(enter))
                 hooks.append(block.register_forward_hook(self._leave))
             with self:
                 return self.model(ids[None])[0].float()
@@ -112,9 +113,6 @@ class Probe(TorchFunctionMode):
                 hook.remove()
             for block in blocks:
                 vars(block).pop("forward", None)  # its class has it
-
-    def _enter(self, layer: int) -> None:
-        self.layer = layer
 
     def _leave(self, block, args, out: Tensor) -> None:
         self.layer = None
@@ -250,9 +248,8 @@ def switch_off(
     from tqdm import tqdm
 
     model = probe.model
-    parts = []
-    for i, block in enumerate(model.blocks):
-        parts += [(i, "attention")] * hasattr(block, "attn") + [(i, "mlp")] * hasattr(block, "mlp")
+    blocks = enumerate(model.blocks)
+    parts = [(i, name) for i, block in blocks for name in ("attn", "mlp") if hasattr(block, name)]
     parts += [(h["layer"], h["head"]) for h in heads]
     for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
         off = Probe(model, probe.returned, begin=layer, off=(layer, part))
@@ -270,6 +267,16 @@ def rounded(x: Tensor, digits: int = 3) -> list:
     return [round(value, digits) for value in x.tolist()]
 
 
+def lens_after(n: int, probe: Probe, ids: Tensor) -> dict:
+    """What the head makes of the residual stream after n layers (the logit lens): the mean bits of
+    a token, and at each position the guess, its probability, that of the next token."""
+    early = Probe(probe.model, probe.returned, begin=n, end=n)(ids)
+    nats = nats_of(early, ids)
+    p, guess = early.softmax(-1).max(-1)
+    rows = zip(guess.tolist(), rounded(p), [*rounded((-nats).exp()), 0.0])
+    return dict(mean=nats.mean().item() / BIT, rows=list(rows))
+
+
 def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     """All that the page says of a text, ids (T,) with BOS first."""
     config = model.config
@@ -283,13 +290,7 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     counts = size[ids[1:]] > 0
     n_bytes = max(1, size[ids].sum().item())
     top = logits.softmax(-1).topk(min(5, config.vocab_size))
-    lens = []  # after n layers, at each position: the guess, its probability, the next token's
-    for n in range(L + 1):
-        early = Probe(model, probe.returned, begin=n, end=n)(ids)
-        own = nats_of(early, ids)
-        p, guess = early.softmax(-1).max(-1)
-        rows = zip(guess.tolist(), rounded(p), [*rounded((-own).exp()), 0.0])
-        lens.append(dict(mean=own.mean().item() / BIT, rows=list(rows)))
+    lens = [lens_after(n, probe, ids) for n in range(L + 1)]
     test = copy_test(model, size)
     seen = probe.layers_seen()
     heads = describe_heads(probe, ids, test)

@@ -178,15 +178,15 @@ def update(run, step: int) -> str:
         line = "no samples of sharded weights while it trains: python eval.py sample draws them"
     else:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
-        prompt = find_prompts((), run.preset.name, run.manifest)[0]
+        prompt = find_prompts(run.preset.name, run.manifest)[0]
         tuned = bool(run.manifest.marks)
         config = SampleConfig(max_new_tokens=SAMPLE_TOKENS)
         run.model.eval()
         try:
-            texts, _ = continuations(run.model, tokenizer, [prompt], tuned, config)
+            (said,) = continuations(run.model, tokenizer, [prompt], tuned, config)
         finally:
             run.model.train()
-        text = prompt + "\n" * tuned + texts[0]
+        text = prompt + "\n" * tuned + said
         tokens = step * run.plan.tokens_per_step
         sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
         # not json_of: a URL that the model wrote is no secret

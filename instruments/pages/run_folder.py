@@ -64,7 +64,7 @@ class RunFolder:
         self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
-        taken = [line.step for line in lines if isinstance(line, StepLine | SkippedLine)]
+        taken = [line.step for line in of(StepLine | SkippedLine)]
         # 1, unless it was begun from a checkpoint of another run
         self.first_step = min(taken, default=1)
         self.last_step = max(taken, default=0)

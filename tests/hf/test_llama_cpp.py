@@ -119,7 +119,7 @@ def test_ids_of_a_hundred_thousand_tokens(split, tmp_path):
     model = build(tokenizer, **STOCK | dict(seq_len=16))
     loaded = Trained(EvalConfig(), tmp_path / "run", origin_of(model), model, tokenizer)
     file = tmp_path / "run.gguf"
-    llama_cpp.write(file, loaded, mapping.to_huggingface(model), "f16")
+    llama_cpp.write(file, loaded, "f16")
     served = llama_cpp.Served(file, 16)
     total = 0
     for text in texts:

@@ -122,9 +122,7 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
         plain = model(ids[None])[0]
     assert torch.equal(probe(ids), plain)
     layer = draw.draw(st.integers(0, model.config.n_layer - 1))
-    part = draw.draw(
-        st.integers(0, model.config.n_head - 1) | st.sampled_from(["attention", "mlp"])
-    )
+    part = draw.draw(st.integers(0, model.config.n_head - 1) | st.sampled_from(["attn", "mlp"]))
     off = Probe(model, probe.returned, begin=layer, off=(layer, part))(ids)
     assert torch.equal(off, Probe(model, off=(layer, part))(ids))
     n = draw.draw(st.integers(1, model.config.n_layer))
@@ -293,7 +291,7 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
     kept = torch.tensor([*maps]) / 255
     assert (kept - torch.cat(seen)).abs().max() <= 1 / 510 + 1e-6
     parts = {(part["layer"], part["part"]) for part in found["parts"]}
-    assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attention", "mlp")}
+    assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attn", "mlp")}
     size = torch.from_numpy(tokenizer.token_bytes)[ids]
     whole = torch.tensor(found["bits"])
     for part in found["parts"]:
