@@ -216,16 +216,19 @@ class Served:
         return answer.json()
 
     def __call__(self, text: str, add_special_tokens=True, parse_special=False, **_):
-        how = dict(add_special=add_special_tokens, parse_special=parse_special)
-        return SimpleNamespace(input_ids=self.ask("/tokenize", content=text, **how)["tokens"])
+        answer = self.ask(
+            "/tokenize", content=text, add_special=add_special_tokens, parse_special=parse_special
+        )
+        return SimpleNamespace(input_ids=answer["tokens"])
 
     def decode(self, ids: list[int]) -> str:
         return self.ask("/detokenize", tokens=ids)["content"]
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool, **_):
-        how = dict(messages=messages, add_generation_prompt=add_generation_prompt)
-        prompt = self.ask("/apply-template", **how)["prompt"]
-        return self(prompt, parse_special=True).input_ids
+        answer = self.ask(
+            "/apply-template", messages=messages, add_generation_prompt=add_generation_prompt
+        )
+        return self(answer["prompt"], parse_special=True).input_ids
 
 
 @torch.no_grad()

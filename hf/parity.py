@@ -145,8 +145,9 @@ def compare_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     n = min(NEW_TOKENS, T // 2)
     prompt = ids[:1, : T - n]
     mask = torch.ones_like(prompt)  # BOS is no padding
-    greedy = dict(max_new_tokens=n, do_sample=False, use_cache=True)
-    text = theirs.generate(prompt, attention_mask=mask, **greedy)  # (1, T)
+    text = theirs.generate(  # (1, T)
+        prompt, attention_mask=mask, max_new_tokens=n, do_sample=False, use_cache=True
+    )
     logits = model(text)[0, -n - 1 : -1]  # (n, V)
     short_of_best = logits.max(-1).values - logits.gather(1, text[0, -n:, None])[:, 0]  # (n,)
     wrong = short_of_best > 2 * limit

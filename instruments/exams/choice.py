@@ -153,7 +153,7 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
         n=n,
         hits=hits,
         accuracy=p,
-        stderr=math.sqrt(p * (1 - p) / max(1, n - 1)),
+        stderr=math.sqrt(p * (1 - p) / (n - 1)),
         z=(hits - expected) / deviation,
         low=(middle - half) / (n + 3.84),
         high=(middle + half) / (n + 3.84),

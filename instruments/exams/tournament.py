@@ -47,8 +47,8 @@ class TournamentConfig:
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     prompts: Local = ""
-    """A file with a prompt on each line, `{"text": ..., "domain": ...}`, such as
-    instruments/exams/prompts.jsonl; empty: the beginnings of held-out documents, or for tuned
+    """A file with a prompt on each line, `{"text": ...}`, such as instruments/exams/prompts.jsonl;
+    empty: the beginnings of held-out documents, or for tuned
     models the questions of held-out conversations."""
     n_prompts: Count = 60
     """Held-out documents, or questions, to take; a file of prompts is taken whole."""
@@ -76,7 +76,6 @@ class Prompt:
     """A line of a file of prompts."""
 
     text: str
-    domain: str = ""
 
     def __post_init__(self):
         if not self.text.strip():
@@ -92,10 +91,10 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     first = known[paths[0]]
     human = {}
     if config.prompts:
-        prompts = read_lines(config.prompts, Prompt)
+        lines = read_lines(config.prompts, Prompt)
+        asked = [line.text.rstrip(" ") for line in lines]  # as eval.py sample does
     else:
-        prompts, human[HUMAN] = held_out(config, first)
-    asked = [prompt.text.rstrip(" ") for prompt in prompts]  # as eval.py sample does
+        asked, human[HUMAN] = held_out(config, first)
     for each in known.values():
         check_fits(each, first, asked, config.max_new_tokens)
     if not judging:  # so that a server that is not there is named before anybody writes
@@ -103,7 +102,7 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
         kept = Path(config.run_dir) / "verdicts.jsonl"
         server = Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
 
-    def load(path: Path) -> Trained:
+    def load(path):
         return load_model(EvalConfig(checkpoint=str(path), device=config.device))
 
     written = {str(path): write(load(path), asked, config) for path in paths} | human
@@ -116,19 +115,12 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)
-    table = rate([*written], wins, [prompt.domain for prompt in prompts])
+    table = rate([*written], wins)
     doubts += why_untrusted(table)
-    print_table(table, named, len(prompts), doubts)
-    report = dict(
-        config=asdict(config),
-        judge=named,
-        doubts=doubts,
-        players=table,
-        prompts=asked,
-        completions=written,
-    )
+    print_table(table, named, len(asked), doubts)
+    report = dict(config=asdict(config), judge=named, doubts=doubts, players=table)
     path = Path(config.run_dir) / "tournament.json"
-    disk.write_json(path, report)
+    disk.write_json(path, report | dict(prompts=asked, completions=written))
     say(f"wrote {path}")
 
 
@@ -139,15 +131,15 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
     """The players' checkpoints, as named or else the run's, oldest first; and the judge's, unless
     it is behind an address. It does not play, as a judge prefers its own text."""
 
-    def find(word: str) -> Path:
+    def checkpoint_of(word):
         return trained.find_checkpoint(EvalConfig(**trained.find_model(word)))
 
-    players = [*dict.fromkeys(map(find, config.players))]
+    players = [*dict.fromkeys(map(checkpoint_of, config.players))]
     root = Path(config.run_dir) / "checkpoints"
     players = players or checkpoint.checkpoints(root)[::-1]
     judging = []
     if "://" not in config.judge:
-        judging = [find(config.judge or config.run_dir)]
+        judging = [checkpoint_of(config.judge or config.run_dir)]
         players = [path for path in players if path.resolve() != judging[0].resolve()]
     if not players:
         raise UsageError(
@@ -174,7 +166,7 @@ def check_fits(player: Trained, first: Trained, prompts: list[str], new_tokens: 
         )
 
 
-def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], list[str]]:
+def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list[str]]:
     """The beginnings of held-out documents, at most one of a row, and what follows; of
     conversations, the first question and its answer."""
     manifest = player.data
@@ -201,8 +193,7 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
             f"{manifest.row_len} (or of conversations, no question has at most {begin}); change "
             "--prompt_tokens or --max_new_tokens"
         )
-    prompts, rests = zip(*found)
-    return [*map(Prompt, prompts)], [*rests]
+    return tuple(map(list, zip(*found)))
 
 
 def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
@@ -260,15 +251,10 @@ def kinship(judge: Trained, players: list[Trained]) -> list[str]:
 # --------------------------------------------------------------------------------- the table
 
 
-def rate(names: list[str], wins: np.ndarray, domains: list[str]) -> list[dict]:
-    """The players with their ratings, best first; also on the prompts of each domain."""
-    of_domain = {d: wins[np.array(domains) == d].sum(0) for d in dict.fromkeys(domains)}
-    rows = []
-    columns = [judge.bradley_terry(wins.sum(0)), *judge.interval(wins)]
-    columns += map(judge.bradley_terry, of_domain.values())
-    for name, r, low, high, *ratings in zip(names, *columns):
-        by_domain = dict(zip(of_domain, ratings))
-        rows.append(dict(name=name, rating=r, low=low, high=high, domains=by_domain))
+def rate(names: list[str], wins: np.ndarray) -> list[dict]:
+    """The players with their ratings, best first."""
+    columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
+    rows = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
     return sorted(rows, key=lambda row: -row["rating"])
 
 
@@ -292,7 +278,5 @@ def print_table(table: list[dict], judge_name: str, n_prompts: int, doubts: list
     say(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
         say("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
-        if len(row["domains"]) > 1:
-            say("    " + ", ".join(f"{name} {r:.0f}" for name, r in row["domains"].items()))
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")

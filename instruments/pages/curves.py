@@ -49,8 +49,7 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
     tokens = np.array([line.tokens for line in run.steps], float)
     values = np.array([getattr(line, key) for line in run.steps], float)
-    last = len(tokens)
-    shown = np.unique(np.geomspace(1, last, 600).round().astype(int)) - 1
+    shown = np.unique(np.geomspace(1, len(tokens), 600).round().astype(int)) - 1
     if is_noisy:
         axes.plot(tokens[shown], values[shown], color="silver", linewidth=0.6)
         values = np.array(smooth(values))
@@ -62,7 +61,7 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
         axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
         axes.legend()
     axes.set(title=title, xlabel="tokens")
-    if last > 2 and 0 < tokens[0] < tokens[-1]:
+    if 0 < tokens[0] < tokens[-1]:
         axes.set_xscale("log")
     if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
         axes.set_ylim(0, None)
@@ -82,11 +81,11 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
     """Validation bits per byte over tokens and over training time; below them, which line is which
     run."""
 
-    def draw(axes, by_time: bool) -> None:
+    def draw(axes, by_time):
         for n, run in enumerate(runs):
             # without the untrained model's value, which would squeeze the scale for all the others
             tokens, bpb = zip(*run.curve)
-            x = [run.seconds_at(n) / 60 for n in tokens] if by_time else tokens
+            x = [run.seconds_at(at) / 60 for at in tokens] if by_time else tokens
             if run.first_step == 1 or not by_time:
                 axes.plot(
                     x,
@@ -98,12 +97,10 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                     label=one_line(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
                 )
         axes.set(xlabel="minutes of training" if by_time else "tokens", xlim=(0, None))
-
-    def over_tokens(axes) -> None:
-        draw(axes, by_time=False)
-        axes.axvline(common, color="gray", linewidth=0.8, linestyle=":", label="compared here")
-        axes.set_title("validation, bits per byte")
-        axes.figure.legend(loc="outside lower left", ncols=2)
+        if not by_time:
+            axes.axvline(common, color="gray", linewidth=0.8, linestyle=":", label="compared here")
+            axes.set_title("validation, bits per byte")
+            axes.figure.legend(loc="outside lower left", ncols=2)
 
     size = 11, 4.2 + 0.1 * (len(runs) + 2)
-    return paint("bits per byte", size, over_tokens, partial(draw, by_time=True))
+    return paint("bits per byte", size, partial(draw, by_time=False), partial(draw, by_time=True))

@@ -11,9 +11,9 @@ predicts token i + 1. Next: the page itself; docs/look.md says how each number i
 """
 
 import base64
-import hashlib
 import json
 import math
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,10 +83,10 @@ class Probe(TorchFunctionMode):
         self.begin = begin
         self.end = end
         self.off = off
-        self.layer: int | None = None  # of the block that is running
-        self.maps: dict[int, Tensor] = {}  # layer -> (H, T, T) fp32, a row per query
-        self.error: dict[int, float] = {}  # layer -> largest difference, relative to the output
-        self.returned: list[Tensor] = []  # (1, T, C) of each block
+        self.layer = None  # of the block that is running
+        self.maps = {}  # layer -> (H, T, T) fp32, a row per query
+        self.error = {}  # layer -> largest difference, relative to the output
+        self.returned = []  # (1, T, C) of each block
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Probe(TorchFunctionMode):
             for block in blocks:
                 vars(block).pop("forward", None)  # its class has it
 
-    def _leave(self, block, args, out: Tensor) -> None:
+    def _leave(self, block, args, out):
         self.layer = None
         self.returned.append(out)
 
@@ -135,7 +135,7 @@ class Probe(TorchFunctionMode):
             out[:, self.off[1]] = 0
         return out
 
-    def _see(self, p: Tensor, error: float) -> None:
+    def _see(self, p, error):
         """Keep p (1, H, T, T) of this layer; unusable if there are two, or if it is not causal."""
         is_causal = p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
         twice = self.layer in self.maps
@@ -227,9 +227,8 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
             patterns["test"] = test["habits"][i]["copy"]
         for h in range(len(probe.maps[i])):
             own = {name: (share[h].item(), equal) for name, (share, equal) in patterns.items()}
-            by = {name: own.get(name, (0, 1)) for name in KINDS}
-            best = max(by, key=lambda name: by[name][0])
-            share, equal = by[best]
+            known = ((*own[name], name) for name in KINDS if name in own)
+            share, equal, best = max(known, default=(0, 1, ""))
             kind = KINDS[best] if share > max(1 / 3, 2 * equal) else "mixed"
             own = {name: [round(x, 4) for x in pair] for name, pair in own.items()}
             found.append(dict(layer=i, head=h, kind=kind, places=own))
@@ -355,10 +354,8 @@ def look(config: LookConfig, load_model: Callable) -> None:
 
 
 def page(found: dict, title: str) -> str:
-    """The template with its title, its data, and the hash of the one script that may run."""
+    """The template with its title, its data, and a nonce, so that no other script may run."""
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     template = Path(__file__).with_name("look.html").read_text(encoding="utf-8")
-    script = template.split("<script>")[1].split("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    before, after = template.replace("{{script}}", digest).split("{{data}}")
+    before, after = template.replace("{{nonce}}", secrets.token_urlsafe()).split("{{data}}")
     return before.replace("{{title}}", escape(title)) + text + after

@@ -114,9 +114,8 @@ def row(run: RunFolder, base: RunFolder, common: int, whole: bool) -> tuple[str,
     difference = round(bpb - bpb_at(base, common), 4) or 0.0  # not -0.0000
     last = run.whole_validation.full_val_bpb if whole else run.validations[-1].val_bpb
     speed = short(run.steps[-1].tokens_per_s)
-    took = f"n/a, begins at step {run.first_step:,}"
-    if run.first_step == 1:
-        took = duration(run.seconds_at(common))
+    late = f"n/a, begins at step {run.first_step:,}"
+    took = duration(run.seconds_at(common)) if run.first_step == 1 else late
     figures = (f"{last:.4f}", f"{bpb:.4f}", f"{difference:+.4f}")
     return one_line(run.dir), short(run.tokens), *figures, speed, took
 

@@ -54,12 +54,12 @@ class RunFolder:
             raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {remedy}")
         lines = read_lines(self.dir / "metrics.jsonl", METRICS)
         of = lambda kind: [line for line in lines if isinstance(line, kind)]
-        self.steps: list[StepLine] = of(StepLine)
-        self.validations: list[ValidationLine] = of(ValidationLine)
+        self.steps = of(StepLine)
+        self.validations = of(ValidationLine)
         whole = of(FullValidationLine)
         self.whole_validation = whole[-1] if whole else None
         self.skipped = len(of(SkippedLine))
-        self.starts: list[Start] = [line.start for line in of(StartLine)]
+        self.starts = [line.start for line in of(StartLine)]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
         self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
         self.config = formats.read(self.dir / "config.json", dict[str, Any])

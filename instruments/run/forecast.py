@@ -1,4 +1,5 @@
-"""How long a run takes and what it costs, before it runs: `python eval.py plan d12 --gpu 8xH100`.
+"""How long a run takes, what it costs and, for a `dN`, which loss it may end with, before it runs:
+`python eval.py plan d12 --gpu 8xH100`.
 
 Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
@@ -12,7 +13,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +115,7 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     n_gpus = world.world_size if world.device.type == "cuda" else 0
     card = flops.find_card(world.device_name)
     peak = flops.find_peak(world, run.peak_tflops)
-    price = run.usd_per_hour * max(1, n_gpus)
+    price = run.usd_per_hour * n_gpus
     is_dial = on_the_dial(preset)
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
@@ -178,7 +179,7 @@ def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     return Estimate(decided, speed, tokens / speed / 3600)
 
 
-@lru_cache(maxsize=64)
+@cache
 def built(c: GPTConfig) -> GPT:
     """The model without memory for its weights: it knows their number, and its FLOPs."""
     with torch.device("meta"):
