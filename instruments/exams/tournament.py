@@ -48,8 +48,8 @@ class TournamentConfig:
     """auto, cuda, mps or cpu."""
     prompts: Local = ""
     """A file with a prompt on each line, `{"text": ...}`, such as instruments/exams/prompts.jsonl;
-    empty: the beginnings of held-out documents, or for tuned
-    models the questions of held-out conversations."""
+    empty: the beginnings of held-out documents, or for tuned models the questions of held-out
+    conversations."""
     n_prompts: Count = 60
     """Held-out documents, or questions, to take; a file of prompts is taken whole."""
     prompt_tokens: Count = 32
