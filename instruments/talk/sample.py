@@ -68,9 +68,9 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         prompt = prompt.rstrip(" ") or prompt
+        texts = continuations(loaded.model, loaded.tokenizer, [prompt] * config.n, tuned, config)
         print(printable(f"--- {prompt!r}"))
-        asked = [prompt] * config.n
-        for text in continuations(loaded.model, loaded.tokenizer, asked, tuned, config):
+        for text in texts:
             print(printable(prompt + "\n" * tuned + text), end="\n\n")
 
 
