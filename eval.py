@@ -31,11 +31,11 @@ load_model = partial(trained.load_model, read_export=imported.load)
 
 # command -> (module, function, class of its options; if empty, the function gets the words typed)
 COMMANDS = {
-    "loss": ("instruments.exams.loss", "measure", "LossConfig"),
+    "loss": ("instruments.exams.loss", "score_held_out", "LossConfig"),
     "sample": ("instruments.talk.sample", "sample", "SampleConfig"),
     "chat": ("instruments.talk.chat", "talk", "ChatConfig"),
     "choice": ("instruments.exams.choice", "answer_all", "ChoiceConfig"),
-    "core": ("instruments.exams.core", "measure", "CoreConfig"),
+    "core": ("instruments.exams.core", "score_core", "CoreConfig"),
     "look": ("instruments.pages.look", "look", "LookConfig"),
     "tournament": ("instruments.exams.tournament", "play", "TournamentConfig"),
     "serve": ("instruments.talk.serve", "run", "ServeConfig"),

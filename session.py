@@ -78,7 +78,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     if typed.run.plan:
         from instruments.run import forecast
 
-        forecast.show(preset, world)
+        forecast.print_plan(preset, world)
         yield None
         return
     manifest, preset = folders.open_data(near_data(typed.run, world), preset)

@@ -35,7 +35,7 @@ import torch
 import runs
 from config import Count, Size, UsageError, check_values
 from instruments.pages.multiplier import meet
-from instruments.pages.records import RunFolder
+from instruments.pages.run_folder import RunFolder
 from machinery import cli, disk
 from machinery.formats import read_lines
 from machinery.log import short

@@ -2,11 +2,10 @@
 
 Opens a folder, or a repository of the Hub (`hf:REPO`). transformers, which knows what each of its
 releases wrote, is never shown the folder: a key of config.json may have it run code of the Hub, or
-take all memory. It is given what StockConfig has, each value checked, and the tensors of the
-safetensors. All else that config.json says must be as the class has it anyway, or it is an error
-that names the key. No file is opened that could run code, or that lies outside of the folder. A
-folder of export.py is read as well. Next: train.py --init_from and eval.py open one; mapping.py is
-for exports.
+take all memory. It is given the shape, each value checked, and the tensors of the safetensors. All
+else that config.json says must be as the class has it anyway, or it is an error that names the key.
+No file is opened that could run code, or that lies outside of the folder. A folder of export.py is
+read as well. Next: train.py --init_from and eval.py open one; mapping.py is for exports.
 """
 
 import reprlib
@@ -102,13 +101,13 @@ class ForeignModel:
     def _weight_files(self) -> list[Path]:
         """The files of weights: safetensors in the folder itself, no pickle, link or pipe."""
         self.need(not self.file("adapter_config.json").exists(), "it has an adapter")
-        files = {self.file("model.safetensors")}
+        files = [self.file("model.safetensors")]
         index = self.file("model.safetensors.index.json")
-        if index.exists() and not min(files).exists():
-            files = {self.file(x) for x in formats.read(index, Index).weight_map.values()}
+        if index.exists() and not files[0].exists():
+            files = sorted({self.file(x) for x in formats.read(index, Index).weight_map.values()})
         for file in files:
             self.need(file.is_file(), f"it has no {file.name}; a pickle (.bin) is never opened")
-        return sorted(files)
+        return files
 
     def _read_config(self, tree: dict) -> None:
         """The architecture, with as many positions and tokens as the model has, and for it the
@@ -173,7 +172,7 @@ class ForeignModel:
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
-        far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
+        far, _ = parity.compare_logits(ours, theirs, ids, TOLERANCE, f"of {self.word}")
         return state, (
             f"a {self.kind}, its norms folded into the matrices (AdamW takes another path); "
             f"logits differ by {far:.1g} at most"

@@ -53,11 +53,8 @@ CHAT = """{{ $before := .System }}{{ range .Messages }}{{ if eq .Role "user" }}<
 
 def need_packages() -> None:
     """UsageError if gguf or xllamacpp is not installed."""
-    missing = [name for name in ("gguf", "xllamacpp") if not find_spec(name)]
-    if missing:
-        raise UsageError(
-            f"{' and '.join(missing)} is needed for --gguf; {install('requirements-eval.txt')}"
-        )
+    if not (find_spec("gguf") and find_spec("xllamacpp")):
+        raise UsageError(f"--gguf needs gguf and xllamacpp ({install('requirements-eval.txt')})")
 
 
 def check_supported(model: GPT, tokenizer: Tokenizer, form: str) -> None:
@@ -90,13 +87,12 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     c = replace(model.config, doc_mask=False)  # a text is one document
     name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
     file = folder / f"{name}.gguf"
-    weights = mapping.to_huggingface(model)
-    rounded = write(file, loaded, weights, form)
+    rounded = write(file, loaded, form)
     kind, _ = mapping.choose_class(c)
     rounded_model = mapping.model_of(c, mapping.from_huggingface(c, rounded, kind))
     served = Served(file, c.seq_len)
-    far = check_numbers(rounded_model, served, TOLERANCE[form])
-    chats = check_texts(served, tokenizer, tuned)
+    far = compare_numbers(rounded_model, served, TOLERANCE[form])
+    chats = compare_texts(served, tokenizer, tuned)
     say(
         f"checked with llama.cpp: {len(parity.TEXTS)} texts and {chats} conversations have equal "
         f"ids; log p differs by {far:.1g} at most"
@@ -109,21 +105,20 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     return "\n".join(map(shlex.join, commands))
 
 
-def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) -> dict[str, Tensor]:
-    """Write a file of weights that are named as in transformers; returns them as the file has
-    them, rounded."""
+def facts_of(loaded: Trained, name: str, form: str) -> dict:
+    """What a file says of the shape, the tokenizer and the conversations; each fact is for the
+    method of GGUFWriter that begins with add_."""
     import gguf
 
     c = loaded.model.config
     tokenizer = loaded.tokenizer
-    arch = "qwen3" if c.qk_norm else "llama"
     ends = template.ends(tokenizer, loaded.origin.tuned)
     tree = json.loads(tokenizer.spec)["model"]
     special = tokenizer.special.values()
     texts = {i: text for text, i in [*tree["vocab"].items(), *tokenizer.special.items()]}
     kinds = gguf.TokenType
-    facts = dict(  # each for the method of GGUFWriter that begins with add_
-        name=file.stem,
+    facts = dict(
+        name=name,
         file_type=gguf.LlamaFileType[f"{'ALL' if form == 'f32' else 'MOSTLY'}_{form.upper()}"],
         context_length=c.seq_len,
         embedding_length=c.n_embd,
@@ -149,13 +144,21 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
     )
     if loaded.origin.tuned:
         facts["chat_template"] = template.TEMPLATE
-    out = gguf.GGUFWriter(file, arch)
-    for fact, value in facts.items():
-        getattr(out, f"add_{fact}")(value)
+    return facts
 
+
+def write(file: Path, loaded: Trained, form: str) -> dict[str, Tensor]:
+    """Write the file; returns the weights as it has them, rounded, named as in transformers."""
+    import gguf
+
+    c = loaded.model.config
+    arch = "qwen3" if c.qk_norm else "llama"
+    out = gguf.GGUFWriter(file, arch)
+    for fact, value in facts_of(loaded, file.stem, form).items():
+        getattr(out, f"add_{fact}")(value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.n_layer)
     rounded = {}
-    for theirs, weight in weights.items():
+    for theirs, weight in mapping.to_huggingface(loaded.model).items():
         kind = gguf.GGMLQuantizationType[form.upper() if weight.ndim == 2 else "F32"]
         values = gguf.quants.quantize(weight.numpy(), kind)
         rounded[theirs] = torch.from_numpy(gguf.quants.dequantize(values, kind))
@@ -213,20 +216,23 @@ class Served:
         return answer.json()
 
     def __call__(self, text: str, add_special_tokens=True, parse_special=False, **_):
-        how = dict(add_special=add_special_tokens, parse_special=parse_special)
-        return SimpleNamespace(input_ids=self.ask("/tokenize", content=text, **how)["tokens"])
+        answer = self.ask(
+            "/tokenize", content=text, add_special=add_special_tokens, parse_special=parse_special
+        )
+        return SimpleNamespace(input_ids=answer["tokens"])
 
     def decode(self, ids: list[int]) -> str:
         return self.ask("/detokenize", tokens=ids)["content"]
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool, **_):
-        how = dict(messages=messages, add_generation_prompt=add_generation_prompt)
-        prompt = self.ask("/apply-template", **how)["prompt"]
-        return self(prompt, parse_special=True).input_ids
+        answer = self.ask(
+            "/apply-template", messages=messages, add_generation_prompt=add_generation_prompt
+        )
+        return self(answer["prompt"], parse_special=True).input_ids
 
 
 @torch.no_grad()
-def check_numbers(model: GPT, served: Served, tolerance: float) -> float:
+def compare_numbers(model: GPT, served: Served, tolerance: float) -> float:
     """Compare log p of the likeliest tokens after some lengths of random text; returns the largest
     difference. ParityError if it is above the tolerance, times the logits' standard deviation if
     that is above 1."""
@@ -256,10 +262,10 @@ def check_numbers(model: GPT, served: Served, tolerance: float) -> float:
     return far
 
 
-def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
+def compare_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
     """Compare ids of texts and of conversations, and where llama.cpp ends; returns how many
     conversations. ParityError if any differs."""
-    parity.check_ids(served, tokenizer)
+    parity.compare_ids(served, tokenizer)
     ends = template.ends(tokenizer, tuned)
     # Some ends it knows by their names; other programs look for the one that the file has.
     if served.ask("/props")["eos_token"] != tokenizer.decode(ends[:1]):
@@ -272,4 +278,4 @@ def check_texts(served: Served, tokenizer: Tokenizer, tuned: bool) -> int:
         return 0
     # In llama.cpp a special token that is typed is that token; in our programs it is plain text.
     plain = tuple(text for text in parity.TEXTS if "<|" not in text)
-    return template.check(served, tokenizer, plain)
+    return template.compare_conversations(served, tokenizer, plain)

@@ -75,8 +75,10 @@ def config_json(c: GPTConfig, name: str) -> dict:
         "pad_token_id": c.bos_id,
     }
     if name == OWN:
-        classes = {"AutoConfig": f"{OWN}Config", "AutoModelForCausalLM": f"{OWN}ForCausalLM"}
-        tree["auto_map"] = {auto: f"{OWN_FILE.stem}.{own}" for auto, own in classes.items()}
+        tree["auto_map"] = {
+            "AutoConfig": f"{OWN_FILE.stem}.{OWN}Config",
+            "AutoModelForCausalLM": f"{OWN_FILE.stem}.{OWN}ForCausalLM",
+        }
         elsewhere = ("tie_embeddings", "bos_id", "doc_mask")  # two above, one for training only
         fields = asdict(c) | {"extras": list(c.extras)}
         return tree | {k: v for k, v in fields.items() if k not in elsewhere}

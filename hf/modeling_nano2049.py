@@ -75,6 +75,14 @@ def remember(cache, layer, x):
     return cache.update(x, x[..., :0], layer)[0]
 
 
+def refuse_unread(options):
+    """TypeError for a tensor or a cache under a name that `forward` does not read."""
+    known = ("num_items_in_batch", "cache_position")  # for the loss; as position_ids
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor | Cache) and name not in known:
+            raise TypeError(f"this model does not read {name}")
+
+
 def linear(n_in, n_out):
     return nn.Linear(n_in, n_out, bias=False)
 
@@ -132,11 +140,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
+        self.swiglu = config.mlp == "swiglu"
         self.up = linear(config.n_embd, config.mlp_hidden)
-        if config.mlp == "swiglu":
+        if self.swiglu:
             self.gate = linear(config.n_embd, config.mlp_hidden)
         self.down = linear(config.mlp_hidden, config.n_embd)
-        self.swiglu = config.mlp == "swiglu"
 
     def forward(self, x):
         h = F.silu(self.gate(x)) * self.up(x) if self.swiglu else F.relu(self.up(x)).square()
@@ -194,14 +202,11 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         config = self.config
         # From 5.24 on, `generate` hands the cache over as `cache`.
         cache = past_key_values if past_key_values is not None else kwargs.pop("cache", None)
-        for name, value in kwargs.items():
-            known = ("num_items_in_batch", "cache_position")  # for the loss; as position_ids
-            if isinstance(value, torch.Tensor | Cache) and name not in known:
-                raise TypeError(f"this model does not read {name}")
+        refuse_unread(kwargs)
         if use_cache and cache is None:
             cache = DynamicCache(config=config)
+        start = cache.get_seq_length() if cache is not None else 0
         if position_ids is None:
-            start = cache.get_seq_length() if cache is not None else 0
             position_ids = start + torch.arange(input_ids.size(1), device=input_ids.device)[None]
         x = self.embed(input_ids)  # (B, T, C)
         if config.embed_norm:
@@ -209,7 +214,7 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         # By position, as the names of the fourth here and of the third below depend on the release.
         mask = create_causal_mask(config, x, attention_mask, cache, position_ids=position_ids)
         cos, sin = self._rope(position_ids)
-        has_previous = self._has_previous(input_ids, attention_mask, cache)
+        has_previous = self._has_previous(input_ids, attention_mask, start)
 
         for layer, block in enumerate(self.blocks):
             value_embed = None
@@ -217,9 +222,9 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
                 value_embed = self.value_embeds[str(layer)](input_ids)
             x = block(x, value_embed, has_previous, cos, sin, mask, cache)
 
-        keep = logits_to_keep
-        keep = slice(-keep, None) if isinstance(keep, int) else keep  # 0: slice(0, None), all
-        logits = self.head(rms_norm(x[:, keep])).float()
+        if isinstance(logits_to_keep, int):
+            logits_to_keep = slice(-logits_to_keep, None)  # 0: slice(0, None), all
+        logits = self.head(rms_norm(x[:, logits_to_keep])).float()
         cap = config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)
@@ -236,10 +241,10 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         angle = position_ids[..., None, None].float() * (1.0 / self.config.rope_theta**exponent)
         return angle.cos(), angle.sin()
 
-    def _has_previous(self, ids, attention_mask, cache):
-        """(B, T): whether the token before exists, is not padding, and is of the same document."""
+    def _has_previous(self, ids, attention_mask, start):
+        """(B, T): whether the token before exists, is not padding, and is of the same document.
+        start: the number of tokens that the cache has seen."""
         T = ids.size(1)
-        start = cache.get_seq_length() if cache is not None else 0
         is_token = ids.new_ones(ids.size(0), start + T)
         if attention_mask is not None and attention_mask.ndim == 2:
             is_token = attention_mask[:, -start - T :]  # 0: padding

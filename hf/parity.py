@@ -1,8 +1,8 @@
 """An exported folder is trusted only once transformers, loading it, computes our numbers.
 
-`check(folder, model, tokenizer)` loads the folder as a user would and compares token ids, logits
-and greedy text, in fp32 on the CPU: at the trained weights, and at random ones of unit scale, since
-an untrained model has zeros in `out` and `down`, which would hide half of a wrong mapping.
+`compare_folder` loads the folder as a user would and compares token ids, logits and greedy text, in
+fp32 on the CPU: at the trained weights, and at random ones of unit scale, since an untrained model
+has zeros in `out` and `down`, which would hide half of a wrong mapping.
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 
@@ -66,7 +66,7 @@ def open_model(kind: str, folder: Path | None, **given) -> nn.Module:
 
 
 @torch.no_grad()
-def compare(
+def compare_logits(
     ours: GPT, theirs: nn.Module, ids: Tensor, tolerance: float, where: str
 ) -> tuple[float, float]:
     """(the largest difference of two logits at ids (B, T), how large it may be); ParityError if it
@@ -86,7 +86,7 @@ def compare(
     return difference.item(), limit
 
 
-def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
+def compare_folder(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
     """One line that says what was compared; ParityError if anything differs. tuned: on
     conversations. model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one
     document). Its weights are random afterwards, which saves the memory of a second model."""
@@ -97,7 +97,7 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
         folder, local_files_only=True, trust_remote_code=True
     )
     # After conversations, a special token that is typed is split on request alone.
-    check_ids(read, tokenizer, **({"split_special_tokens": True} if tuned else {}))
+    compare_ids(read, tokenizer, **({"split_special_tokens": True} if tuned else {}))
     found = (len(read), read.bos_token_id, read.eos_token_id, read.pad_token_id)
     end = template.ends(tokenizer, tuned)[0]
     ours = (tokenizer.vocab_size, tokenizer.bos_id, end, tokenizer.bos_id)
@@ -105,19 +105,19 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
         raise ParityError(
             f"the exported tokenizer has (tokens, BOS, EOS, padding) {found}, not {ours}"
         )
-    chats = template.check(read, tokenizer, TEXTS) if tuned else 0
+    chats = template.compare_conversations(read, tokenizer, TEXTS) if tuned else 0
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
-    trained = _check_numbers(model, theirs, "at the trained weights")
+    trained = compare_numbers(model, theirs, "at the trained weights")
     set_unit_weights(model)
     theirs.load_state_dict(mapping.to_huggingface(model), strict=False)  # tied: no head
-    random = _check_numbers(model, theirs, "at random weights")
+    random = compare_numbers(model, theirs, "at random weights")
     return (
         f"{len(TEXTS)} texts and {chats} conversations have equal ids; logits differ by "
         f"{trained:.1g} at most, {random:.1g} at random weights; greedy text is equal"
     )
 
 
-def check_ids(theirs, tokenizer: Tokenizer, **split) -> None:
+def compare_ids(theirs, tokenizer: Tokenizer, **split) -> None:
     """Ids with BOS in front, ids without, and text from ids; of awkward texts, and of the texts of
     all tokens. split: options by which a special token that is typed is plain text."""
     texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
@@ -131,7 +131,7 @@ def check_ids(theirs, tokenizer: Tokenizer, **split) -> None:
 
 
 @torch.no_grad()
-def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
+def compare_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     """Compare logits and greedy text; returns the largest difference of two logits."""
     c = model.config
     generator = torch.Generator().manual_seed(0)
@@ -139,14 +139,15 @@ def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     ids = torch.randint(c.vocab_size - 1, (2, c.seq_len), generator=generator)
     ids += ids >= c.bos_id  # any token but BOS
     ids[:, 0] = ids[1, T // 2] = c.bos_id  # the second row has two documents
-    difference, limit = compare(model, theirs, ids, TOLERANCE, where)
+    difference, limit = compare_logits(model, theirs, ids, TOLERANCE, where)
     # Each new token must be our likeliest after the text before it, by a forward pass without a
     # cache. Logits as near to the best as the difference allows count as equal to it.
     n = min(NEW_TOKENS, T // 2)
     prompt = ids[:1, : T - n]
     mask = torch.ones_like(prompt)  # BOS is no padding
-    greedy = dict(max_new_tokens=n, do_sample=False, use_cache=True)
-    text = theirs.generate(prompt, attention_mask=mask, **greedy)  # (1, T)
+    text = theirs.generate(  # (1, T)
+        prompt, attention_mask=mask, max_new_tokens=n, do_sample=False, use_cache=True
+    )
     logits = model(text)[0, -n - 1 : -1]  # (n, V)
     short_of_best = logits.max(-1).values - logits.gather(1, text[0, -n:, None])[:, 0]  # (n,)
     wrong = short_of_best > 2 * limit

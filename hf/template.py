@@ -1,7 +1,8 @@
 """The chat template of an exported model: transformers encodes a conversation as we do.
 
-`options()` goes into tokenizer_config.json of a model that was tuned on conversations. `check` is
-for parity.py. Next: preparation/chat.py, whose template this one translates.
+`options()` goes into tokenizer_config.json of a model that was tuned on conversations;
+`compare_conversations` is for parity.py and llama_cpp.py. Next: preparation/chat.py, whose template
+this one translates.
 """
 
 from machinery.errors import ParityError
@@ -9,28 +10,30 @@ from preparation import chat
 from tokenizer import Tokenizer
 
 END = "<|end|>"
-TEMPLATE = (
-    "{{ bos_token }}{% set ns = namespace(before='', next='user', text='') %}"
-    "{% for m in messages %}{% set ns.text = m['content'] %}"
-    "{% if ns.text is defined and ns.text is sequence and ns.text is not string and"
-    " ns.text is not mapping %}{% set ns.text = '' %}"
-    "{% for part in m['content'] %}"  # by such a loop, vLLM knows that it may hand over parts
-    "{% set text = part if part is string else part['text'] %}"
-    "{% set ns.text = ns.text + text if ns.text is string and text is string else none %}"
-    "{% endfor %}{% endif %}{% if ns.text is not string %}"
-    "{{ raise_exception('a content or a part of one is not text') }}{% endif %}"
-    "{% if m['role'] == 'system' and loop.first %}"
-    "{% set ns.before = ns.text + '\n\n' if ns.text else '' %}"
-    "{% elif m['role'] != ns.next %}"
-    "{{ raise_exception('roles out of turn: perhaps system, then user and assistant in turn') }}"
-    "{% elif m['role'] == 'user' %}"
-    "{{ '<|user|>' + ns.before + ns.text + '<|end|>' }}"
-    "{% set ns.before = '' %}{% set ns.next = 'assistant' %}"
-    "{% else %}"  # {% generation %}: what a mask for training covers, in trl for example
-    "<|assistant|>{% generation %}{{ ns.text + '<|end|>' }}{% endgeneration %}"
-    "{% set ns.next = 'user' %}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+# By the loop over parts, vLLM knows that it may hand over parts. {% generation %} marks what a mask
+# for training covers, in trl for example.
+TEMPLATE = r"""
+{{ bos_token }}{% set ns = namespace(before='', next='user', text='') %}
+{% for m in messages %}{% set ns.text = m['content'] %}
+{% if ns.text is defined and ns.text is sequence and ns.text is not string and
+ ns.text is not mapping %}{% set ns.text = '' %}
+{% for part in m['content'] %}
+{% set text = part if part is string else part['text'] %}
+{% set ns.text = ns.text + text if ns.text is string and text is string else none %}
+{% endfor %}{% endif %}{% if ns.text is not string %}
+{{ raise_exception('a content or a part of one is not text') }}{% endif %}
+{% if m['role'] == 'system' and loop.first %}
+{% set ns.before = ns.text + '\n\n' if ns.text else '' %}
+{% elif m['role'] != ns.next %}
+{{ raise_exception('roles out of turn: perhaps system, then user and assistant in turn') }}
+{% elif m['role'] == 'user' %}
+{{ '<|user|>' + ns.before + ns.text + '<|end|>' }}
+{% set ns.before = '' %}{% set ns.next = 'assistant' %}
+{% else %}
+<|assistant|>{% generation %}{{ ns.text + '<|end|>' }}{% endgeneration %}
+{% set ns.next = 'user' %}
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}
+""".replace("\n", "")
 # Our tokenizer reads a special token that is typed as plain text. transformers encodes the whole
 # conversation as one text, so it has to parse special tokens; to tell those of the template from
 # those that are typed, it must be told to, as in the card's example.
@@ -47,7 +50,7 @@ def options() -> dict:
     return dict(chat_template=TEMPLATE, split_special_tokens=False, eos_token=END)
 
 
-def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
+def compare_conversations(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     """Compare the ids of conversations in which each of `texts` stands in each role, with and
     without a prompt for an answer; returns how many. ParityError if they differ.
 

@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from instruments.pages import multiplier
-from instruments.pages.records import RunFolder
+from instruments.pages.run_folder import RunFolder
 from machinery import code
 
 DATA = "--tokens 3M --vocab_size 1024 --row_len 257 --val_fraction 0.03"

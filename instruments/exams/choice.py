@@ -5,7 +5,7 @@ words whether a figure means anything. Small models are at chance on most exams,
 computed from the questions themselves, and a model that always names the same letter is told apart
 from one that knows. A model that was tuned on conversations is asked in their template. Public
 exams are taken by lm_eval itself, from an export; tasks/ has those that it lacks. eval.py calls
-`answer_all`. Next: questions.py reads the questions.
+`answer_all`. Next: likelihood.py.
 """
 
 import math
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
+from typing import Annotated
 
 from config import Count, Dtype, UsageError
 from instruments.exams.likelihood import encode_pair, log_likelihoods
-from instruments.exams.questions import Question, from_file
+from instruments.exams.lines import check_options, read_lines
+from machinery.formats import Whole
 from machinery.output import say
 from machinery.trained import EvalConfig
 from model import GPT
@@ -26,8 +28,6 @@ from tokenizer import Tokenizer
 
 NORMS = {"sum": lambda text: 1, "per character": len}  # lm_eval's acc, acc_norm
 CONSTANT = 0.9  # a letter predicted more often than this is a constant answer
-
-Answered = list[tuple[Question, list[float]]]  # questions, and the nats of their answers
 
 
 @dataclass(frozen=True)
@@ -49,27 +49,74 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
     if not config.task:
         raise UsageError("choice needs a file of questions: --task FILE.jsonl (docs/evaluation.md)")
-    asked = {task: read_task(task, config.shots) for task in config.task}
+    asked = {task: read_questions(task, config.shots) for task in config.task}
     loaded = load_model(config)
     tuned = loaded.origin.tuned
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
-    answered = {}
-    for task, questions in asked.items():
-        answered[task] = score(questions, loaded.model, loaded.tokenizer, config.batch, tuned)
+    answered = {
+        task: score(questions, loaded.model, loaded.tokenizer, config.batch, tuned)
+        for task, questions in asked.items()
+    }
     for record in report(answered, config.shots):
         loaded.keep_record(**record)
 
 
-def read_task(task: str, shots: int) -> list[Question]:
-    """The questions of a file."""
+# ------------------------------------------------------------------------------ the questions
+
+
+class Asked:
+    """A line of a file: its `choices`, and the place of the right one, `gold`."""
+
+    def __post_init__(self):
+        check_options(self.choices, self.gold)
+        if not all(self.choices) or len({*self.choices}) < len(self.choices):
+            raise ValueError("its choices must be different texts, none of them empty")
+
+
+@dataclass(frozen=True)
+class Question(Asked):
+    """The likelihoods of the choices, after the query and a space, are compared."""
+
+    query: str
+    choices: tuple[str, ...]
+    gold: Whole
+
+
+@dataclass(frozen=True)
+class QuestionLine(Asked):
+    """The same under other names."""
+
+    question: str
+    choices: tuple[str, ...]
+    answer: Whole | Annotated[str, "[A-Z]"]
+    """Its index, or its letter."""
+
+    @property
+    def query(self) -> str:
+        return self.question
+
+    @property
+    def gold(self) -> int:
+        is_letter = isinstance(self.answer, str)
+        return ascii_uppercase.index(self.answer) if is_letter else self.answer
+
+
+Answered = list[tuple[Question, list[float]]]  # questions, and the nats of their answers
+
+
+def read_questions(task: str, shots: int) -> list[Question]:
+    """The questions of a JSONL file except its first `shots`, which precede each as solved
+    examples."""
     if not task.endswith(".jsonl") and not Path(task).is_file():
         raise UsageError(
             f"--task {task} is no file; public exams are lm_eval's: python export.py MODEL, then "
             "lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True "
             f"--include_path instruments/exams/tasks --tasks {task}"
         )
-    found = from_file(task, shots)
+    rows = read_lines(task, Question | QuestionLine)
+    examples = "".join(f"{row.query} {row.choices[row.gold]}\n\n" for row in rows[:shots])
+    found = [Question(examples + row.query, row.choices, row.gold) for row in rows[shots:]]
     if len(found) < 2:
         raise UsageError(f"{task} leaves {len(found)} to ask; a standard error needs 2 or more")
     return found
@@ -79,9 +126,9 @@ def score(
     questions: list[Question], model: GPT, tokenizer: Tokenizer, batch: int, tuned: bool = False
 ) -> Answered:
     """The nats of each question's answers."""
-    pairs = [encode_pair(tokenizer, q.query, f" {a}", tuned) for q in questions for a in q.answers]
+    pairs = [encode_pair(tokenizer, q.query, f" {a}", tuned) for q in questions for a in q.choices]
     nats = iter(x for x, _ in log_likelihoods(model, pairs, batch, tell=True))
-    return [(question, [next(nats) for _ in question.answers]) for question in questions]
+    return [(question, [next(nats) for _ in question.choices]) for question in questions]
 
 
 # -------------------------------------------------------------------------------- the figures
@@ -106,7 +153,7 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
         n=n,
         hits=hits,
         accuracy=p,
-        stderr=math.sqrt(p * (1 - p) / max(1, n - 1)),
+        stderr=math.sqrt(p * (1 - p) / (n - 1)),
         z=(hits - expected) / deviation,
         low=(middle - half) / (n + 3.84),
         high=(middle + half) / (n + 3.84),
@@ -141,7 +188,7 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
 def norms_of(own: Answered) -> list[str]:
     """The `sum`, and `per character` if the answers of a question differ in length: letters do not,
     so that dividing by it changes nothing."""
-    differ = any(len(set(map(len, question.answers))) > 1 for question, _ in own)
+    differ = any(len(set(map(len, question.choices))) > 1 for question, _ in own)
     return [*NORMS] if differ else ["sum"]
 
 
@@ -151,7 +198,7 @@ def picks_of(own: Answered, norm: str) -> list[int]:
     length = NORMS[norm]
     picks = []
     for question, nats in own:
-        scaled = [x / max(1, length(text)) for x, text in zip(nats, question.answers)]
+        scaled = [x / length(text) for x, text in zip(nats, question.choices)]
         picks.append(scaled.index(max(scaled)))
     return picks
 
@@ -163,7 +210,7 @@ def report(answered: dict[str, Answered], shots: int) -> Iterator[dict]:
     for task, own in answered.items():
         golds = [question.gold for question, _ in own]
         options = [len(nats) for _, nats in own]
-        letters = all("".join(q.answers) == ascii_uppercase[: len(q.answers)] for q, _ in own)
+        letters = all("".join(q.choices) == ascii_uppercase[: len(q.choices)] for q, _ in own)
         say(f"{task}: {len(own):,} questions, {shots} examples")
         for norm in norms_of(own):
             f = statistics(picks_of(own, norm), golds, options)

@@ -4,7 +4,7 @@ Reads the 22 tasks' files from a folder (WHERE says where to get it); prints a l
 then CORE. Nothing is sampled: a task is multiple choice (mc: the likeliest of several answers),
 schema (the likeliest of several contexts of one continuation) or lm (each token of the answer must
 be the likeliest). Prompts, spans and picks are those of nanochat's core_eval.py, the metric that of
-DCLM (arXiv 2406.11794). eval.py calls `measure`.
+DCLM (arXiv 2406.11794). eval.py calls `score_core`.
 """
 
 import math
@@ -218,7 +218,7 @@ def summary(figures: dict[Task, dict]) -> dict:
 # ------------------------------------------------------------------------------------- the run
 
 
-def measure(config: CoreConfig, load_model: Callable) -> None:
+def score_core(config: CoreConfig, load_model: Callable) -> None:
     """`eval.py core`: score the tasks, print their figures and CORE, and keep a record."""
     if not config.folder:
         raise UsageError(f"core needs the folder of the tasks' files; {WHERE}")

@@ -74,8 +74,9 @@ def log_likelihoods(
         batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
     with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:
         for part, ids in padded(pairs, batch, seq_len + 1):
-            x = ids[:, :-1].to(device)  # (B, T)
-            y = ids[:, 1:].to(device)  # (B, T)
+            ids = ids.to(device)  # (B, T + 1)
+            x = ids[:, :-1]
+            y = ids[:, 1:]
             if greedy:
                 logits = model(x)  # (B, T, V)
                 loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()

@@ -101,7 +101,7 @@ def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, T
     return torch.frombuffer(rows, dtype=torch.float32).view(-1, len(CLASSES), 4), by_position
 
 
-def measure(config: LossConfig, load_model) -> None:
+def score_held_out(config: LossConfig, load_model) -> None:
     """Print the loss, append it to eval.jsonl, and keep the figures of each row."""
     loaded = load_model(config)
     model = loaded.model
@@ -127,11 +127,11 @@ def measure(config: LossConfig, load_model) -> None:
     )
     if config.by == "copy":
         say("\n".join(table(rows.double().sum(0))))
-    T = by_position.size(1)
-    parts = torch.arange(T).tensor_split(min(PARTS, T))
-    for part in parts if config.by == "position" else ():
-        total, n = by_position[:, part].sum(1)
-        say(f"{part[0]:,} to {part[-1]:,}: {total / n:.4f} nats per token")
+    if config.by == "position":
+        T = by_position.size(1)
+        for part in torch.arange(T).tensor_split(min(PARTS, T)):
+            total, n = by_position[:, part].sum(1)
+            say(f"{part[0]:,} to {part[-1]:,}: {total / n:.4f} nats per token")
     loaded.keep_record(
         val_loss=nats,
         val_bpb=bpb,

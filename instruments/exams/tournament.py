@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+import data
 from config import Count, Local, UsageError
 from instruments.exams import judge
 from instruments.exams.lines import read_lines, read_text
@@ -46,9 +47,9 @@ class TournamentConfig:
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     prompts: Local = ""
-    """A file with a prompt on each line, `{"text": ..., "domain": ...}`, such as
-    instruments/exams/prompts.jsonl; empty: the beginnings of held-out documents, or for tuned
-    models the questions of held-out conversations."""
+    """A file with a prompt on each line, `{"text": ...}`, such as instruments/exams/prompts.jsonl;
+    empty: the beginnings of held-out documents, or for tuned models the questions of held-out
+    conversations."""
     n_prompts: Count = 60
     """Held-out documents, or questions, to take; a file of prompts is taken whole."""
     prompt_tokens: Count = 32
@@ -75,7 +76,6 @@ class Prompt:
     """A line of a file of prompts."""
 
     text: str
-    domain: str = ""
 
     def __post_init__(self):
         if not self.text.strip():
@@ -87,59 +87,40 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     RUN_DIR/tournament.json. load_model: EvalConfig -> Trained."""
     paths, judging = entrants(config)
     which = EvalConfig(data_dir=config.data_dir)
-    records = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, *judging]}
-    first = records[paths[0]]
+    known = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, *judging]}
+    first = known[paths[0]]
     human = {}
     if config.prompts:
-        prompts = read_lines(config.prompts, Prompt)
+        lines = read_lines(config.prompts, Prompt)
+        asked = [line.text.rstrip(" ") for line in lines]  # as eval.py sample does
     else:
-        prompts, human[HUMAN] = held_out(config, first)
-    asked = [prompt.text.rstrip(" ") for prompt in prompts]  # as eval.py sample does
-    for record in records.values():
-        check_fits(record, first, asked, config.max_new_tokens)
-    if not judging:
+        asked, human[HUMAN] = held_out(config, first)
+    for each in known.values():
+        check_fits(each, first, asked, config.max_new_tokens)
+    if not judging:  # so that a server that is not there is named before anybody writes
         criteria = read_text(config.criteria) if config.criteria else CRITERIA
         kept = Path(config.run_dir) / "verdicts.jsonl"
         server = Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
 
-    def load(path: Path) -> Trained:
+    def load(path):
         return load_model(EvalConfig(checkpoint=str(path), device=config.device))
 
-    # At temperature 1: at a lower one samples loop, and a judge by likelihood likes loops.
-    draws = SampleConfig(
-        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
-    )
-
-    def write(path: Path) -> list[str]:
-        player = load(path)
-        tuned = player.origin.tuned
-        return continuations(player.model, player.tokenizer, asked, tuned, draws)[0]
-
-    written = {str(path): write(path) for path in paths} | human
+    written = {str(path): write(load(path), asked, config) for path in paths} | human
     length = 4 * config.max_new_tokens  # characters
     written[LOOP] = [(text[-LOOP_LEN:] * length)[:length] for text in asked]
     texts = [*written.values()]
     if judging:
         named = str(judging[0])
-        loaded = load(judging[0])
-        wins = judge.compare([likelihood(loaded, asked, x) for x in texts])
-        doubts = kinship(loaded, [records[path] for path in paths])
+        wins, doubts = judged(load(judging[0]), [known[p] for p in paths], asked, texts)
     else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)
-    table = rate([*written], wins, [prompt.domain for prompt in prompts])
+    table = rate([*written], wins)
     doubts += why_untrusted(table)
-    show(table, named, len(prompts), doubts)
+    print_table(table, named, len(asked), doubts)
+    report = dict(config=asdict(config), judge=named, doubts=doubts, players=table)
     path = Path(config.run_dir) / "tournament.json"
-    report = dict(
-        config=asdict(config),
-        judge=named,
-        doubts=doubts,
-        players=table,
-        prompts=asked,
-        completions=written,
-    )
-    disk.write_json(path, report)
+    disk.write_json(path, report | dict(prompts=asked, completions=written))
     say(f"wrote {path}")
 
 
@@ -150,15 +131,15 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
     """The players' checkpoints, as named or else the run's, oldest first; and the judge's, unless
     it is behind an address. It does not play, as a judge prefers its own text."""
 
-    def find(word: str) -> Path:
+    def checkpoint_of(word):
         return trained.find_checkpoint(EvalConfig(**trained.find_model(word)))
 
-    players = [*dict.fromkeys(map(find, config.players))]
+    players = [*dict.fromkeys(map(checkpoint_of, config.players))]
     root = Path(config.run_dir) / "checkpoints"
     players = players or checkpoint.checkpoints(root)[::-1]
     judging = []
     if "://" not in config.judge:
-        judging = [find(config.judge or config.run_dir)]
+        judging = [checkpoint_of(config.judge or config.run_dir)]
         players = [path for path in players if path.resolve() != judging[0].resolve()]
     if not players:
         raise UsageError(
@@ -185,7 +166,7 @@ def check_fits(player: Trained, first: Trained, prompts: list[str], new_tokens: 
         )
 
 
-def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], list[str]]:
+def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list[str]]:
     """The beginnings of held-out documents, at most one of a row, and what follows; of
     conversations, the first question and its answer."""
     manifest = player.data
@@ -193,10 +174,8 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
     begin = config.prompt_tokens
     new = config.max_new_tokens
     least = 1 if player.origin.tuned else new  # tokens of what follows: an answer has its own end
-    sources = range(len(manifest.sources))
-    rows = [(source, i) for source in sources for i in range(manifest.rows("val", source))]
     found = []
-    for source, i in np.random.default_rng(config.seed).permutation(rows):
+    for source, i in np.random.default_rng(config.seed).permutation(data.val_rows(manifest)):
         row = manifest.row("val", source, i)
         for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
             ids = document[1:].tolist()  # without BOS
@@ -214,8 +193,7 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[Prompt], l
             f"{manifest.row_len} (or of conversations, no question has at most {begin}); change "
             "--prompt_tokens or --max_new_tokens"
         )
-    prompts, rests = zip(*found)
-    return [*map(Prompt, prompts)], [*rests]
+    return tuple(map(list, zip(*found)))
 
 
 def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
@@ -225,6 +203,27 @@ def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
     question = [*takewhile(lambda i: i != end, ids[1:])]
     answer = takewhile(lambda i: i != end, ids[len(question) + 3 :])
     return [*question, *answer], len(question)
+
+
+def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:
+    """What a player writes after each prompt. At temperature 1: at a lower one samples loop, and a
+    judge by likelihood likes loops."""
+    draws = SampleConfig(
+        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
+    )
+    tuned = player.origin.tuned
+    return continuations(player.model, player.tokenizer, prompts, tuned, draws)
+
+
+# --------------------------------------------------------------------- a checkpoint as the judge
+
+
+def judged(
+    judging: Trained, players: list[Trained], prompts: list[str], texts: list[list[str]]
+) -> tuple[np.ndarray, list[str]]:
+    """P players' texts, N each -> (wins (N, P, P), reasons to doubt them)."""
+    scores = [likelihood(judging, prompts, own) for own in texts]
+    return judge.compare(scores), kinship(judging, players)
 
 
 def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
@@ -239,21 +238,6 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
     return judge.novel_mean(player.model, before, after)
 
 
-# --------------------------------------------------------------------------------- the table
-
-
-def rate(names: list[str], wins: np.ndarray, domains: list[str]) -> list[dict]:
-    """The players with their ratings, best first; also on the prompts of each domain."""
-    of_domain = {d: wins[np.array(domains) == d].sum(0) for d in dict.fromkeys(domains)}
-    rows = []
-    columns = [judge.bradley_terry(wins.sum(0)), *judge.interval(wins)]
-    columns += map(judge.bradley_terry, of_domain.values())
-    for name, r, low, high, *ratings in zip(names, *columns):
-        by_domain = dict(zip(of_domain, ratings))
-        rows.append(dict(name=name, rating=r, low=low, high=high, domains=by_domain))
-    return sorted(rows, key=lambda row: -row["rating"])
-
-
 def kinship(judge: Trained, players: list[Trained]) -> list[str]:
     """A sentence if the judge, by its trainer.json, comes from the run of a player."""
     if all(judge.origin.identity != player.origin.identity for player in players):
@@ -262,6 +246,16 @@ def kinship(judge: Trained, players: list[Trained]) -> list[str]:
         f"{judge.path} is of a player's own run, and likelihood favours text like its own: "
         "later steps rate higher; take one of another seed: --judge"
     ]
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+def rate(names: list[str], wins: np.ndarray) -> list[dict]:
+    """The players with their ratings, best first."""
+    columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
+    rows = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
+    return sorted(rows, key=lambda row: -row["rating"])
 
 
 def why_untrusted(table: list[dict]) -> list[str]:
@@ -278,13 +272,11 @@ def why_untrusted(table: list[dict]) -> list[str]:
     return doubts
 
 
-def show(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
+def print_table(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
     width = max(len(row["name"]) for row in table)
     say(f"\n{n_prompts} prompts, judged by {judge_name}")
     say(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
         say("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
-        if len(row["domains"]) > 1:
-            say("    " + ", ".join(f"{name} {r:.0f}" for name, r in row["domains"].items()))
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")

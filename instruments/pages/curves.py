@@ -1,6 +1,6 @@
 """The pictures of a run's page, and of several runs.
 
-Draws what records.py has checked, in the style of picture.py. Next: report.py puts them on the
+Draws what run_folder.py has checked, in the style of picture.py. Next: report.py puts them on the
 page.
 """
 
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from instruments.pages import picture
-from instruments.pages.records import RunFolder, plain
+from instruments.pages.run_folder import RunFolder, one_line
 from machinery.log import short
 
 PANELS = (  # title, key of the training records, key of the validations, is it noisy?
@@ -49,8 +49,7 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
     tokens = np.array([line.tokens for line in run.steps], float)
     values = np.array([getattr(line, key) for line in run.steps], float)
-    last = len(tokens)
-    shown = np.unique(np.geomspace(1, last, 600).round().astype(int)) - 1
+    shown = np.unique(np.geomspace(1, len(tokens), 600).round().astype(int)) - 1
     if is_noisy:
         axes.plot(tokens[shown], values[shown], color="silver", linewidth=0.6)
         values = np.array(smooth(values))
@@ -59,11 +58,10 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     points = [(line.tokens, getattr(line, val_key)) for line in scored]
     if points:
         style = "o-" if len(points) > 2 else "o"  # a line between two would look like a decline
-        size = 3 if len(points) < 40 else 0
-        axes.plot(*zip(*points), style, markersize=size, linewidth=1.2, label="validation")
+        axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
         axes.legend()
     axes.set(title=title, xlabel="tokens")
-    if last > 2 and 0 < tokens[0] < tokens[-1]:
+    if 0 < tokens[0] < tokens[-1]:
         axes.set_xscale("log", subs=[])
         marks = (1, 2, 5) if tokens[-1] < 2000 * tokens[0] else (1,)
         axes.xaxis.get_major_locator().set_params(subs=marks)
@@ -84,14 +82,12 @@ def smooth(values) -> list[float]:
 def draw_compared(runs: list[RunFolder], common: int) -> str:
     """Validation bits per byte over tokens and over training time; below them, which line is which
     run."""
-    is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
-    unit_s, unit = (3600, "hours") if is_long else (60, "minutes")
 
-    def draw(axes, by_time: bool) -> None:
+    def draw(axes, by_time):
         for n, run in enumerate(runs):
             # without the untrained model's value, which would squeeze the scale for all the others
             tokens, bpb = zip(*run.curve)
-            x = [run.seconds_at(n) / unit_s for n in tokens] if by_time else tokens
+            x = [run.seconds_at(at) / 60 for at in tokens] if by_time else tokens
             if run.first_step == 1 or not by_time:
                 axes.plot(
                     x,
@@ -100,15 +96,13 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                     marker=MARKERS[n % len(MARKERS)],
                     markersize=4,
                     color=f"C{n}",
-                    label=plain(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
+                    label=one_line(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
                 )
-        axes.set(xlabel=f"{unit} of training" if by_time else "tokens", xlim=(0, None))
-
-    def over_tokens(axes) -> None:
-        draw(axes, by_time=False)
-        axes.axvline(common, color="gray", linewidth=0.8, linestyle=":", label="compared here")
-        axes.set_title("validation, bits per byte")
-        axes.figure.legend(loc="outside lower left", ncols=2)
+        axes.set(xlabel="minutes of training" if by_time else "tokens", xlim=(0, None))
+        if not by_time:
+            axes.axvline(common, color="gray", linewidth=0.8, linestyle=":", label="compared here")
+            axes.set_title("validation, bits per byte")
+            axes.figure.legend(loc="outside lower left", ncols=2)
 
     size = 11, 4.2 + 0.1 * (len(runs) + 2)
-    return paint("bits per byte", size, over_tokens, partial(draw, by_time=True))
+    return paint("bits per byte", size, partial(draw, by_time=False), partial(draw, by_time=True))

@@ -11,9 +11,9 @@ predicts token i + 1. Next: the page itself; docs/look.md says how each number i
 """
 
 import base64
-import hashlib
 import json
 import math
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,17 +76,17 @@ class Probe(TorchFunctionMode):
     def __init__(self, model: GPT, known=(), begin: int = 0, end: int = LARGEST, off=()):
         """known: what the blocks returned on the same ids; blocks before `begin` return it again,
         without computing. Blocks from `end` on return what they get. off: (layer, part) adds
-        nothing; the part is a head's number, "attention" or "mlp"."""
+        nothing; the part is a head's number, or "attn" or "mlp", as the block has it."""
         super().__init__()
         self.model = model
         self.known = known
         self.begin = begin
         self.end = end
         self.off = off
-        self.layer: int | None = None  # of the block that is running
-        self.maps: dict[int, Tensor] = {}  # layer -> (H, T, T) fp32, a row per query
-        self.error: dict[int, float] = {}  # layer -> largest difference, relative to the output
-        self.returned: list[Tensor] = []  # (1, T, C) of each block
+        self.layer = None  # of the block that is running
+        self.maps = {}  # layer -> (H, T, T) fp32, a row per query
+        self.error = {}  # layer -> largest difference, relative to the output
+        self.returned = []  # (1, T, C) of each block
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
@@ -100,10 +100,11 @@ class Probe(TorchFunctionMode):
                     block.forward = lambda *_, i=i: self.known[i]
                 elif i >= self.end:
                     block.forward = lambda x, *_: x
-                if (i, "attention") == self.off or (i, "mlp") == self.off:
-                    part = block.mlp if "mlp" in self.off else block.attn
+                if self.off in ((i, "attn"), (i, "mlp")):
+                    part = getattr(block, self.off[1])
                     hooks.append(part.register_forward_hook(lambda _, args, out: 0 * out))
-                hooks.append(block.register_forward_pre_hook(lambda *_, i=i: self._enter(i)))
+                enter = lambda *_, i=i: setattr(self, "layer", i)
+                hooks.append(block.register_forward_pre_hook(enter))
                 hooks.append(block.register_forward_hook(self._leave))
             with self:
                 return self.model(ids[None])[0].float()
@@ -113,10 +114,7 @@ class Probe(TorchFunctionMode):
             for block in blocks:
                 vars(block).pop("forward", None)  # its class has it
 
-    def _enter(self, layer: int) -> None:
-        self.layer = layer
-
-    def _leave(self, block, args, out: Tensor) -> None:
+    def _leave(self, block, args, out):
         self.layer = None
         self.returned.append(out)
 
@@ -137,7 +135,7 @@ class Probe(TorchFunctionMode):
             out[:, self.off[1]] = 0
         return out
 
-    def _see(self, p: Tensor, error: float) -> None:
+    def _see(self, p, error):
         """Keep p (1, H, T, T) of this layer; unusable if there are two, or if it is not causal."""
         is_causal = p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
         twice = self.layer in self.maps
@@ -229,9 +227,8 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
             patterns["test"] = test["habits"][i]["copy"]
         for h in range(len(probe.maps[i])):
             own = {name: (share[h].item(), equal) for name, (share, equal) in patterns.items()}
-            by = {name: own.get(name, (0, 1)) for name in KINDS}
-            best = max(by, key=lambda name: by[name][0])
-            share, equal = by[best]
+            known = ((*own[name], name) for name in KINDS if name in own)
+            share, equal, best = max(known, default=(0, 1, ""))
             kind = KINDS[best] if share > max(1 / 3, 2 * equal) else "mixed"
             own = {name: [round(x, 4) for x in pair] for name, pair in own.items()}
             found.append(dict(layer=i, head=h, kind=kind, places=own))
@@ -250,9 +247,8 @@ def switch_off(
     from tqdm import tqdm
 
     model = probe.model
-    parts = []
-    for i, block in enumerate(model.blocks):
-        parts += [(i, "attention")] * hasattr(block, "attn") + [(i, "mlp")] * hasattr(block, "mlp")
+    blocks = enumerate(model.blocks)
+    parts = [(i, name) for i, block in blocks for name in ("attn", "mlp") if hasattr(block, name)]
     parts += [(h["layer"], h["head"]) for h in heads]
     for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
         off = Probe(model, probe.returned, begin=layer, off=(layer, part))
@@ -270,7 +266,17 @@ def rounded(x: Tensor, digits: int = 3) -> list:
     return [round(value, digits) for value in x.tolist()]
 
 
-def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
+def lens_after(n: int, probe: Probe, ids: Tensor) -> dict:
+    """What the head makes of the residual stream after n layers (the logit lens): the mean bits of
+    a token, and at each position the guess, its probability, that of the next token."""
+    early = Probe(probe.model, probe.returned, begin=n, end=n)(ids)
+    nats = nats_of(early, ids)
+    p, guess = early.softmax(-1).max(-1)
+    rows = zip(guess.tolist(), rounded(p), [*rounded((-nats).exp()), 0.0])
+    return dict(mean=nats.mean().item() / BIT, rows=list(rows))
+
+
+def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     """All that the page says of a text, ids (T,) with BOS first."""
     config = model.config
     L = len(model.blocks)
@@ -283,13 +289,7 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     counts = size[ids[1:]] > 0
     n_bytes = max(1, size[ids].sum().item())
     top = logits.softmax(-1).topk(min(5, config.vocab_size))
-    lens = []  # after n layers, at each position: the guess, its probability, the next token's
-    for n in range(L + 1):
-        early = Probe(model, probe.returned, begin=n, end=n)(ids)
-        own = nats_of(early, ids)
-        p, guess = early.softmax(-1).max(-1)
-        rows = zip(guess.tolist(), rounded(p), [*rounded((-own).exp()), 0.0])
-        lens.append(dict(mean=own.mean().item() / BIT, rows=list(rows)))
+    lens = [lens_after(n, probe, ids) for n in range(L + 1)]
     test = copy_test(model, size)
     seen = probe.layers_seen()
     heads = describe_heads(probe, ids, test)
@@ -345,7 +345,7 @@ def look(config: LookConfig, load_model: Callable) -> None:
     limit = min(config.tokens, model.config.seq_len)
     if len(ids) > limit:
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
-    found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
+    found = facts_of(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
     origin = loaded.origin
     found |= dict(source=source, step=origin.step, trained=origin.tokens, tuned=origin.tuned)
     path = Path(config.out or run_dir / "look.html")
@@ -354,10 +354,8 @@ def look(config: LookConfig, load_model: Callable) -> None:
 
 
 def page(found: dict, title: str) -> str:
-    """The template with its title, its data, and the hash of the one script that may run."""
+    """The template with its title, its data, and a nonce, so that no other script may run."""
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     template = Path(__file__).with_name("look.html").read_text(encoding="utf-8")
-    script = template.split("<script>")[1].split("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    before, after = template.replace("{{script}}", digest).split("{{data}}")
+    before, after = template.replace("{{nonce}}", secrets.token_urlsafe()).split("{{data}}")
     return before.replace("{{title}}", escape(title)) + text + after

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from instruments.pages.records import RunFolder
+from instruments.pages.run_folder import RunFolder
 from machinery import disk
 from machinery.log import short
 

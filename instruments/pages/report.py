@@ -1,6 +1,6 @@
 """A run on one page, and several runs in one picture: `python eval.py report`, `... compare A B`.
 
-Reads what a run left in its folder (records.py) and the manifest of its data. `write` makes
+Reads what a run left in its folder (run_folder.py) and the manifest of its data. `write` makes
 RUN_DIR/report.html, which needs no other file and no network; `compare` draws compare.svg and
 prints a table. train.py calls `update` at each validation, and `write` when a run
 ends; eval.py calls the rest. Next: report.html, the template.
@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from config import Local, UsageError
 from instruments.pages import curves, multiplier
-from instruments.pages.records import RunFolder, plain
+from instruments.pages.run_folder import RunFolder, one_line
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import code, disk, folders, trained
 from machinery.formats import SampleLine
@@ -54,7 +54,7 @@ def write(run_dir: str | Path) -> Path:
         pictures=curves.draw_run(run),
         now=time.time(),
         date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
-        plain=plain,
+        one_line=one_line,
         short=short,
         duration=duration,
     )
@@ -114,11 +114,10 @@ def row(run: RunFolder, base: RunFolder, common: int, whole: bool) -> tuple[str,
     difference = round(bpb - bpb_at(base, common), 4) or 0.0  # not -0.0000
     last = run.whole_validation.full_val_bpb if whole else run.validations[-1].val_bpb
     speed = short(run.steps[-1].tokens_per_s)
-    took = f"n/a, begins at step {run.first_step:,}"
-    if run.first_step == 1:
-        took = duration(run.seconds_at(common))
+    late = f"n/a, begins at step {run.first_step:,}"
+    took = duration(run.seconds_at(common)) if run.first_step == 1 else late
     figures = (f"{last:.4f}", f"{bpb:.4f}", f"{difference:+.4f}")
-    return plain(run.dir), short(run.tokens), *figures, speed, took
+    return one_line(run.dir), short(run.tokens), *figures, speed, took
 
 
 def bpb_at(run: RunFolder, common: int) -> float:
@@ -178,15 +177,15 @@ def update(run, step: int) -> str:
         line = "no samples of sharded weights while it trains: python eval.py sample draws them"
     else:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
-        prompt = find_prompts((), run.preset.name, run.manifest)[0]
+        prompt = find_prompts(run.preset.name, run.manifest)[0]
         tuned = bool(run.manifest.marks)
         config = SampleConfig(max_new_tokens=SAMPLE_TOKENS)
         run.model.eval()
         try:
-            texts, _ = continuations(run.model, tokenizer, [prompt], tuned, config)
+            (said,) = continuations(run.model, tokenizer, [prompt], tuned, config)
         finally:
             run.model.train()
-        text = prompt + "\n" * tuned + texts[0]
+        text = prompt + "\n" * tuned + said
         tokens = step * run.plan.tokens_per_step
         sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
         # not json_of: a URL that the model wrote is no secret

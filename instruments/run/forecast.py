@@ -1,4 +1,5 @@
-"""How long a run takes and what it costs, before it runs: `python eval.py plan d12 --gpu 8xH100`.
+"""How long a run takes, what it costs and, for a `dN`, which loss it may end with, before it runs:
+`python eval.py plan d12 --gpu 8xH100`.
 
 Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
@@ -12,7 +13,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backwa
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 DEPTHS = range(4, 41, 2)  # what --usd compares
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
+# What `benchmarks/law.py` found: E, A, a, B, b and the factor of the text.
+LAW = json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -89,18 +92,18 @@ def page_of(argv: list[str]) -> str:
     return page(preset, world, asked.plan.usd)
 
 
-def show(preset: cfg.Preset, world: ranks.World) -> int:
+def print_plan(preset: cfg.Preset, world: ranks.World) -> int:
     """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
     typed = preset
-    lines = []
+    data = ""
     folder = typed.run.data_dir
     is_far = typed.run.stage or shards.is_published(folder)
     if not is_far and Path(folder, "manifest.json").is_file():
         manifest, preset = folders.open_data(folder, typed)
         decided = plan.make_plan(preset, world)
         order = folders.training_order(preset, decided, manifest)
-        lines = [folders.describe_data(typed, preset, decided, manifest, order)]
-    text = "\n".join([page(preset, world), *lines])
+        data = "\n" + folders.describe_data(typed, preset, decided, manifest, order)
+    text = page(preset, world) + data
     if world.is_first:
         say(text)
     return 0
@@ -112,7 +115,7 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     n_gpus = world.world_size if world.device.type == "cuda" else 0
     card = flops.find_card(world.device_name)
     peak = flops.find_peak(world, run.peak_tflops)
-    price = run.usd_per_hour * max(1, n_gpus)
+    price = run.usd_per_hour * n_gpus
     is_dial = on_the_dial(preset)
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
@@ -143,8 +146,8 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
         tokens = own.plan.steps * own.plan.tokens_per_step
         guess = predict(matmul_weights(preset.model), tokens)
         lines.append(
-            f"loss      a guess: {guess:.3f} bits per byte of {law()['text']}, by the law of "
-            f"{law()['runs']} published runs (docs/scaling.md)"
+            f"loss      a guess: {guess:.3f} bits per byte of {LAW['text']}, by the law of "
+            f"{LAW['runs']} published runs (docs/scaling.md)"
         )
     lines += each_depth(preset.run, world, peak, usd, usd / price) if usd else []
     return "\n".join(lines)
@@ -176,7 +179,7 @@ def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     return Estimate(decided, speed, tokens / speed / 3600)
 
 
-@lru_cache(maxsize=64)
+@cache
 def built(c: GPTConfig) -> GPT:
     """The model without memory for its weights: it knows their number, and its FLOPs."""
     with torch.device("meta"):
@@ -198,16 +201,10 @@ def on_the_dial(preset: cfg.Preset) -> bool:
     return preset.data.source == dial.data.source and preset.model == dial.model
 
 
-@lru_cache(maxsize=1)
-def law() -> dict:
-    """What `benchmarks/law.py` found: E, A, a, B, b and the factor of the text."""
-    return json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
-
-
 def predict(weights: float, tokens: float) -> float:
     """Bits per byte."""
-    E, A, a, B, b, factor = (law()[name] for name in (*"EAaBb", "factor"))
-    return factor * (E + A * weights**-a + B * tokens**-b)
+    E, A, a, B, b = map(LAW.get, "EAaBb")
+    return LAW["factor"] * (E + A * weights**-a + B * tokens**-b)
 
 
 def each_depth(run: cfg.RunConfig, world, peak: float, usd: float, hours: float) -> list[str]:

@@ -38,7 +38,7 @@ class Talk:
         self.writer = Writer(model, tokenizer)
         self.most = min(config.max_new_tokens, model.config.seq_len // 2)
         self.room = model.config.seq_len - self.most  # for all but the answer
-        self.exchanges: list[tuple[str, list[int]]] = []
+        self.exchanges = []
         count = len(self.ids([("", [])]))
         if count > self.room // 2:
             raise UsageError(

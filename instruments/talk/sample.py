@@ -4,8 +4,6 @@ Prompts come from the command line, from the preset or from held-out text. Next:
 `stream`, chat.py keeps a conversation.
 """
 
-import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +15,7 @@ import torch
 from config import Count, Preset, UsageError, find_preset
 from instruments.talk.drawing import DrawConfig, draw_on_one_thread
 from machinery.errors import DataError
-from machinery.output import printable, say
+from machinery.output import printable
 from machinery.shards import Manifest
 from machinery.trained import Trained
 from model import GPT
@@ -37,64 +35,57 @@ class SampleConfig(DrawConfig):
     """Tokens to add."""
 
 
-def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) -> tuple[str, ...]:
-    """The prompts that were given; or those of the preset that a run is named after, if the data
-    are the preset's or gone (None); or how held-out documents begin."""
+def find_prompts(run: str, manifest: Manifest | None) -> tuple[str, ...]:
+    """The prompts of the preset that a run is named after, if the data are the preset's or gone
+    (None); or how held-out documents begin."""
     preset = find_preset(run)
-    usual = preset.prompts if preset else Preset.prompts
-    if given or manifest is None:
-        return given or usual
+    usual = (preset or Preset).prompts
+    if manifest is None:
+        return usual
     if preset and preset.data.source == tuple(source.spec for source in manifest.facts.sources):
         return usual
     known = manifest.facts.made.get("beginnings", "").splitlines()[:3]
     return tuple(dict.fromkeys(filter(None, known))) or usual
 
 
-def prompts_of(loaded: Trained, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+def prompts_of(loaded: Trained) -> tuple[str, ...]:
     """`find_prompts`, for a loaded model."""
     manifest = None
     with suppress(UsageError, DataError):  # it may be gone
         manifest = loaded.data
-    return find_prompts(given, loaded.run_dir.name, manifest)
+    return find_prompts(loaded.run_dir.name, manifest)
 
 
 def sample(config: SampleConfig, load_model: Callable) -> None:
-    """`eval.py sample`: print continuations of each prompt, and on standard error the speed. The
-    prompt begins a document, so BOS goes before it; for a tuned model it is a question."""
+    """`eval.py sample`: print continuations of each prompt. The prompt begins a document, so BOS
+    goes before it; for a tuned model it is a question."""
     loaded = load_model(config)
     draw_on_one_thread(loaded.model)
-    tokenizer = loaded.tokenizer
     tuned = loaded.origin.tuned
     if tuned:
         print("tuned on conversations: each prompt is a question, and the answer follows")
-    for prompt in prompts_of(loaded, config.prompt):
+    for prompt in config.prompt or prompts_of(loaded):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         prompt = prompt.rstrip(" ") or prompt
-        start = time.perf_counter()
-        texts, count = continuations(loaded.model, tokenizer, [prompt] * config.n, tuned, config)
-        seconds = time.perf_counter() - start
+        texts = continuations(loaded.model, loaded.tokenizer, [prompt] * config.n, tuned, config)
         print(printable(f"--- {prompt!r}"))
         for text in texts:
             print(printable(prompt + "\n" * tuned + text), end="\n\n")
-        say(
-            f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included",
-            file=sys.stderr,
-        )
 
 
 def continuations(
     model: GPT, tokenizer: Tokenizer, prompts: list[str], tuned: bool, config: SampleConfig
-) -> tuple[list[str], int]:
+) -> list[str]:
     """What the model draws after each prompt, up to the next BOS; or, if it was tuned, its answer,
-    up to <|end|>. Also how many tokens were drawn. Prompts of one length are drawn together."""
+    up to <|end|>. Prompts of one length are drawn together."""
     device = model.cos.device
     generator = torch.Generator(device).manual_seed(config.seed)
     batches = defaultdict(dict)  # length -> place -> ids
     for place, prompt in enumerate(prompts):
         ids, stop = prompt_ids(prompt, tokenizer, tuned)
         batches[len(ids)][place] = ids
-    rows = {}
+    texts = {}
     for length, batch in batches.items():
         out = model.generate(  # (n, T + new)
             torch.tensor([*batch.values()], device=device),  # (n, T)
@@ -106,6 +97,5 @@ def continuations(
             generator=generator,
         )
         for place, row in zip(batch, out[:, length:].tolist()):
-            rows[place] = [*takewhile(lambda i: i != stop, row)]
-    texts = [tokenizer.decode(rows[place]) for place in sorted(rows)]
-    return texts, sum(map(len, rows.values()))
+            texts[place] = tokenizer.decode(takewhile(lambda i: i != stop, row))
+    return [texts[place] for place in sorted(texts)]

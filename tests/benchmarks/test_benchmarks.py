@@ -176,7 +176,7 @@ def test_a_text_has_its_factor_and_the_forecast_has_the_law():
     forecast = pytest.importorskip("instruments.run.forecast")
     fitted = law.Law(read_lines(law.HERE / "PUBLISHED.jsonl", dict), draws=2)
     found = law.as_file(fitted)
-    file = forecast.law()
+    file = forecast.LAW
     assert found.keys() == file.keys() and found["text"] == file["text"]
     for name in (*"EAaBb", "factor", "runs", "weights", "tokens"):
         assert found[name] == pytest.approx(file[name], rel=1e-3)

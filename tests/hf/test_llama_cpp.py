@@ -88,13 +88,13 @@ def test_llama_cpp_writes_our_greedy_text(shape, tuned, export_gguf, tokenizer, 
 def test_the_model_has_the_rounded_weights_of_the_file(form, export_gguf, tokenizer, monkeypatch):
     """When they are compared, so that no error as large as the rounding is let through."""
     compared = []
-    honest = llama_cpp.check_numbers
+    honest = llama_cpp.compare_numbers
 
     def check(model, *others):
         compared.append(model.head.weight.detach()[: tokenizer.vocab_size].numpy())
         return honest(model, *others)
 
-    monkeypatch.setattr(llama_cpp, "check_numbers", check)
+    monkeypatch.setattr(llama_cpp, "compare_numbers", check)
     folder = export_gguf(build(tokenizer, **STOCK), form)
     tensors = {t.name: t for t in gguf.GGUFReader(folder / "run.gguf").tensors}
     head = tensors["output.weight"]
@@ -119,7 +119,7 @@ def test_ids_of_a_hundred_thousand_tokens(split, tmp_path):
     model = build(tokenizer, **STOCK | dict(seq_len=16))
     loaded = Trained(EvalConfig(), tmp_path / "run", origin_of(model), model, tokenizer)
     file = tmp_path / "run.gguf"
-    llama_cpp.write(file, loaded, mapping.to_huggingface(model), "f16")
+    llama_cpp.write(file, loaded, "f16")
     served = llama_cpp.Served(file, 16)
     total = 0
     for text in texts:

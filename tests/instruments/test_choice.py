@@ -1,4 +1,4 @@
-"""instruments/exams/choice.py, questions.py, likelihood.py and lines.py: figures against simulation
+"""instruments/exams/choice.py, likelihood.py and lines.py: figures against simulation
 and slow oracles, questions from a file, log-likelihoods one at a time."""
 
 import json
@@ -14,9 +14,9 @@ from conftest import write_json, write_lines
 
 from config import UsageError
 from instruments.exams import choice
+from instruments.exams.choice import Question
 from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.lines import read_lines
-from instruments.exams.questions import QueryLine, Question, from_file
 from machinery import formats
 from machinery.errors import DataError, NonFiniteError
 from preparation.chat import marks
@@ -109,19 +109,19 @@ def test_a_files_first_items_are_the_examples(tmp_path):
     rows[9:11] = [other, dict(question="10 + 1 =", choices=["10", "11"], answer=1)]
     write_lines(path, rows)
     head = "0 + 1 = 1\n\n1 + 1 = 2\n\n"
-    found = [q.query for q in from_file(path, 2) if q.gold == 1]
+    found = [q.query for q in choice.read_questions(str(path), 2) if q.gold == 1]
     assert found == [f"{head}{i} + 1 =" for i in range(2, 12)]
 
 
 def test_what_is_no_question():
     good = dict(query="a", choices=["b", "c"], gold=0)
     many = [str(i) for i in range(27)]
-    assert formats.checked(QueryLine, good, "it").gold == 0
+    assert formats.checked(Question, good, "it").gold == 0
     wrong = [dict(choices=x) for x in ("bc", ["b"], ["b", "b"], ["b", ""], many)]
     wrong += [dict(gold=2), dict(gold=-1)]
     for change in wrong:
         with pytest.raises(DataError):
-            formats.checked(QueryLine, good | change, "it")
+            formats.checked(Question, good | change, "it")
 
 
 def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):

@@ -218,4 +218,4 @@ def test_mistakes_are_sentences(folder, tmp_path):
         (dict(folder=str(folder), limit=10), "--limit 11"),
     ):
         with pytest.raises(UsageError, match=value):
-            core.measure(core.CoreConfig(**options), None)
+            core.score_core(core.CoreConfig(**options), None)

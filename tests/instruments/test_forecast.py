@@ -83,13 +83,13 @@ def test_train_plans_for_this_machine_and_its_data(small_data, capsys):
     words = ["tiny", "--plan", "--peak_tflops", "1", "--data_dir", str(small_data)]
     given = cli.parse("train.py", "train", words)
     world = forecast.parse_gpus("H100")
-    assert forecast.show(given, replace(world, rank=1)) == 0 and not capsys.readouterr().out
-    assert forecast.show(given, world) == 0
+    assert forecast.print_plan(given, replace(world, rank=1)) == 0 and not capsys.readouterr().out
+    assert forecast.print_plan(given, world) == 0
     out = capsys.readouterr().out
     assert "1 x H100" in out and " x 64 tokens" in out and f"data      {small_data}: " in out
     assert "but the same text teaches little" in out
     given = cli.parse("train.py", "train", [*words, "--minutes", "3"])
-    assert forecast.show(given, world) == 0
+    assert forecast.print_plan(given, world) == 0
     out = capsys.readouterr().out
     assert f"data      {small_data}: " in out and " epochs" not in out
 

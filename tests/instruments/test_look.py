@@ -122,9 +122,7 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
         plain = model(ids[None])[0]
     assert torch.equal(probe(ids), plain)
     layer = draw.draw(st.integers(0, model.config.n_layer - 1))
-    part = draw.draw(
-        st.integers(0, model.config.n_head - 1) | st.sampled_from(["attention", "mlp"])
-    )
+    part = draw.draw(st.integers(0, model.config.n_head - 1) | st.sampled_from(["attn", "mlp"]))
     off = Probe(model, probe.returned, begin=layer, off=(layer, part))(ids)
     assert torch.equal(off, Probe(model, off=(layer, part))(ids))
     n = draw.draw(st.integers(1, model.config.n_layer))
@@ -293,7 +291,7 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
     kept = torch.tensor([*maps]) / 255
     assert (kept - torch.cat(seen)).abs().max() <= 1 / 510 + 1e-6
     parts = {(part["layer"], part["part"]) for part in found["parts"]}
-    assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attention", "mlp")}
+    assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attn", "mlp")}
     size = torch.from_numpy(tokenizer.token_bytes)[ids]
     whole = torch.tensor(found["bits"])
     for part in found["parts"]:
@@ -361,7 +359,7 @@ def test_a_page_without_a_single_head_that_is_seen(browser, tokenizer, tmp_path)
     model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
     for block in model.blocks:
         block.attn = Flipped(block.attn, "linear")
-    unseen = look.measure(model, text_for(model), tokenizer)
+    unseen = look.facts_of(model, text_for(model), tokenizer)
     assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
     unseen |= dict(source="</script><b>your prompt", step=0, trained=0)
     (tmp_path / "look.html").write_text(look.page(unseen, "Inside <x> {{data}}"))
@@ -378,7 +376,7 @@ def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_pat
     raw = "a\u6c49\u202e\U0001f642".encode() + b"\xe4"
     model = random_model(ONE_HEAD, vocab_size=512)
     ids = torch.tensor([0, *(id_of[bytes([byte])] for byte in raw)])
-    found = look.measure(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
+    found = look.facts_of(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
     (tmp_path / "look.html").write_text(look.page(found, "x"), encoding="utf-8")
     with opened(browser, tmp_path / "look.html") as page:
         page.wait_for_selector("body[data-ready]")
@@ -430,4 +428,4 @@ def test_a_model_of_nan_is_an_error_and_no_page(tokenizer):
     with torch.no_grad():
         model.head.weight[3] = torch.nan
     with pytest.raises(NonFiniteError):
-        look.measure(model, text_for(model), tokenizer)
+        look.facts_of(model, text_for(model), tokenizer)

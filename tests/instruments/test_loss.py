@@ -15,7 +15,7 @@ import data
 from instruments.exams import loss
 from instruments.exams.loss import CLASSES
 from instruments.pages import multiplier, report
-from instruments.pages.records import RunFolder
+from instruments.pages.run_folder import RunFolder
 from machinery.errors import NonFiniteError
 
 

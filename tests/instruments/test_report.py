@@ -31,7 +31,7 @@ from test_faults import assert_same_state
 import eval
 from config import PRESETS, UsageError
 from instruments.pages import curves, report
-from instruments.pages.records import thinned
+from instruments.pages.run_folder import thinned
 from instruments.talk.sample import find_prompts
 from machinery.formats import SampleLine
 from machinery.shards import Manifest
@@ -402,7 +402,7 @@ def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatc
     assert len(models) == 4 and models[-1].training
     lines = capsys.readouterr().out.splitlines()
     samples = read_lines(tmp_path / "run" / "samples.jsonl")
-    prompt = find_prompts((), "run", Manifest.load(small_data))[0]  # of its held-out text
+    prompt = find_prompts("run", Manifest.load(small_data))[0]  # of its held-out text
     assert [(r["step"], r["prompt"]) for r in samples] == [(n, prompt) for n in (0, 4, 8, 12)]
     for r in samples:
         assert r["text"].startswith(prompt) and len(r["text"]) > 10
@@ -475,11 +475,11 @@ def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets
     texts = [path.read_text() for path in ROOT.glob("machinery/*.py")]
     manifest = Manifest.load(two_sources)
     for _ in range(2):
-        prompts = find_prompts((), "tiny", manifest)
+        prompts = find_prompts("tiny", manifest)
         assert prompts and all(any(prompt in text for text in texts) for prompt in prompts)
         manifest.facts.made.clear()  # as if prepared earlier
     manifest.facts = SimpleNamespace(sources=[SimpleNamespace(spec="stdlib")])
-    assert find_prompts((), "tiny", manifest) == PRESETS["tiny"].prompts
+    assert find_prompts("tiny", manifest) == PRESETS["tiny"].prompts
 
 
 def test_the_samples_of_a_long_run_are_thinned():

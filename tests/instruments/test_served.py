@@ -334,11 +334,10 @@ def test_a_password_in_the_address_is_in_no_file(own_run, capsys):
     assert not any(b"pass1234" in text for text in texts) and "pass1234" not in said.out + said.err
 
 
-def test_prompts_from_a_file_have_domains_and_criteria(own_run, tmp_path, capsys):
+def test_prompts_and_criteria_from_files(own_run, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    lines = [dict(text="def add(a, b): ", domain="code"), dict(text="import os", domain="imports")]
-    lines += [dict(text="class A:", domain="code")]
-    write_lines(file, lines)
+    texts = ("def add(a, b): ", "import os", "class A:")
+    write_lines(file, [dict(text=text) for text in texts])
     criteria = tmp_path / "criteria.txt"
     criteria.write_text("O melhor texto \u00e9 o mais longo.")
     with judging(by_length) as server:
@@ -346,10 +345,7 @@ def test_prompts_from_a_file_have_domains_and_criteria(own_run, tmp_path, capsys
         report = hold(own_run, *words)
         assert all("mais longo" in body for body in server.asked)
     assert report["prompts"] == ["def add(a, b):", "import os", "class A:"]
-    assert all(row["domains"].keys() == {"code", "imports"} for row in report["players"])
     assert tournament.HUMAN not in {row["name"] for row in report["players"]}
-    said = capsys.readouterr().out
-    assert len(re.findall(r"^    code \d+, imports \d+$", said, re.M)) == 4
 
 
 def answer_to(prompt: str) -> str:

@@ -169,7 +169,7 @@ def test_a_text_ends_where_its_own_row_stopped():
             return torch.cat([idx, torch.tensor([[97, 98, 256], [99, 256, 97]])], dim=1)
 
     config = sample.SampleConfig()
-    assert sample.continuations(Model(), Tokens, [">"] * 2, False, config) == (["ab", "c"], 3)
+    assert sample.continuations(Model(), Tokens, [">"] * 2, False, config) == ["ab", "c"]
 
 
 def test_top_p_keeps_the_tokens_that_hold_it():
@@ -189,8 +189,7 @@ def test_top_p_keeps_the_tokens_that_hold_it():
 
 
 def test_prompts_of_the_preset_or_of_the_command_line(trained_run, capsys):
-    assert sample.find_prompts((), "tiny", None) == PRESETS["tiny"].prompts
-    assert sample.find_prompts((), "mine", None) == Preset.prompts
-    assert sample.find_prompts(("a", "-"), "tiny", None) == ("a", "-")
+    assert sample.find_prompts("tiny", None) == PRESETS["tiny"].prompts
+    assert sample.find_prompts("mine", None) == Preset.prompts
     out = look(capsys, "sample", trained_run, *CPU, "--max_new_tokens", 4, "--data_dir", "none")
     assert re.findall("^--- '(.*)'", out, re.MULTILINE) == [*Preset.prompts]

@@ -96,7 +96,9 @@ def test_a_folder_that_was_published_is_read_as_a_url_is(
 ):
     monkeypatch.chdir(tmp_path)
     stage.publish(Manifest.load(small_data), "far")
-    forecast.show(cli.parse("train.py", "train", ["tiny", "--data_dir", "far"]), small_world())
+    forecast.print_plan(
+        cli.parse("train.py", "train", ["tiny", "--data_dir", "far"]), small_world()
+    )
     assert not (tmp_path / "data").exists()  # a plan copies nothing
     assert Path(stage.once_per_node("far", "near", small_world())).parent == Path("near")
     look(capsys, "loss", own_run, "--device", "cpu", "--rows", 2, "--data_dir", "far")

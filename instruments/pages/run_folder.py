@@ -36,7 +36,7 @@ from machinery.trained import remedy_for
 OF_A_START = ("micro_batch", "parallel", "compile", "recompute", "torch")
 
 
-def plain(value: object) -> str:
+def one_line(value: object) -> str:
     """For a screen or a picture: one line without control characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
@@ -54,17 +54,17 @@ class RunFolder:
             raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {remedy}")
         lines = read_lines(self.dir / "metrics.jsonl", METRICS)
         of = lambda kind: [line for line in lines if isinstance(line, kind)]
-        self.steps: list[StepLine] = of(StepLine)
-        self.validations: list[ValidationLine] = of(ValidationLine)
+        self.steps = of(StepLine)
+        self.validations = of(ValidationLine)
         whole = of(FullValidationLine)
         self.whole_validation = whole[-1] if whole else None
         self.skipped = len(of(SkippedLine))
-        self.starts: list[Start] = [line.start for line in of(StartLine)]
+        self.starts = [line.start for line in of(StartLine)]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
         self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
-        taken = [line.step for line in lines if isinstance(line, StepLine | SkippedLine)]
+        taken = [line.step for line in of(StepLine | SkippedLine)]
         # 1, unless it was begun from a checkpoint of another run
         self.first_step = min(taken, default=1)
         self.last_step = max(taken, default=0)
