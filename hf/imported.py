@@ -46,7 +46,7 @@ ASIDE = set(
 """Keys that programs write into config.json, and by which no logit changes."""
 
 
-@formats.record
+@formats.on_disk
 class Index:
     """model.safetensors.index.json."""
 
