@@ -35,9 +35,8 @@ import data
 import optim
 import session
 from bits_per_byte import loss_and_bpb, score_text, sums_of
-from machinery import checkpoint, cli, errors, folders, formats
-from machinery import log as logs
-from machinery.log import write_report
+from machinery import checkpoint, cli, errors, folders, formats, screen
+from machinery.log import start_of, write_report
 from machinery.plan import with_steps
 from session import Run
 
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> int:
     with session.open_run(argv) as run:
         if run is None:  # --plan was printed, or the run is finished
             return 0
-        run.log.begin(run.progress.step, eval_is_due(run), logs.start_of(argv, run))
+        run.log.begin(run.progress.step, eval_is_due(run), start_of(argv, run))
         if run.preset.run.profile:
             from instruments.run import profiler
 
@@ -207,7 +206,7 @@ def fit_to_minutes(run: Run) -> None:
         run.checkpoints.keep_step = step
         run.log.print(
             f"step {step:,}: the number of steps is fixed from here on: {plan.steps:,}, which take "
-            f"{logs.duration(plan.steps * progress.mean_s)} of training"
+            f"{screen.duration(plan.steps * progress.mean_s)} of training"
         )
 
 
@@ -239,8 +238,8 @@ def log_step(run: Run, step: Step) -> None:
     log.write(line, **step.more)
     long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
     if step.number in (1, plan.steps) or is_due(step.number, options.log_every) or long_silent:
-        left_s = logs.time_left_s(run, step.number)
-        log.print(logs.step_line(line, plan.steps, left_s, step.more))
+        left_s = screen.time_left_s(run, step.number)
+        log.print(screen.step_line(line, plan.steps, left_s, step.more))
 
 
 def skip_or_raise(run: Run, step: Step) -> None:
@@ -312,7 +311,7 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
     run.log.write(line)
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
-        f"{bpb:.4f} bpb{logs.sources_line(by_source)}"
+        f"{bpb:.4f} bpb{screen.sources_line(by_source)}"
     )
 
 
@@ -383,7 +382,7 @@ def finish(run: Run) -> int:
         return 128 + stop
     _, text = validate(run, step, run.manifest.rows("val"), prefix="full_")
     log.status("done", step=step, exit_code=0)
-    log.print(logs.done_text(run, text, write_report(run)))
+    log.print(screen.done_text(run, text, write_report(run)))
     run.checkpoints.finish()
     return 0
 

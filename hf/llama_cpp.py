@@ -85,7 +85,7 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     returns the commands that use them. ParityError if anything differs."""
     model = loaded.model
     tokenizer = loaded.tokenizer
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     check_supported(model, tokenizer, form)
     c = replace(model.config, doc_mask=False)  # a text is one document
     name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
@@ -117,7 +117,7 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
     c = loaded.model.config
     tokenizer = loaded.tokenizer
     arch = "qwen3" if c.qk_norm else "llama"
-    ends = template.ends(tokenizer, loaded.origin.tuned)
+    ends = template.ends(tokenizer, loaded.provenance.tuned)
     tree = json.loads(tokenizer.spec)["model"]
     special = tokenizer.special.values()
     texts = {i: text for text, i in [*tree["vocab"].items(), *tokenizer.special.items()]}
@@ -147,7 +147,7 @@ def write(file: Path, loaded: Trained, weights: dict[str, Tensor], form: str) ->
         eos_token_id=ends[0],
         eot_token_id=ends[-1],
     )
-    if loaded.origin.tuned:
+    if loaded.provenance.tuned:
         facts["chat_template"] = template.TEMPLATE
     out = gguf.GGUFWriter(file, arch)
     for fact, value in facts.items():

@@ -50,7 +50,7 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     if os.path.exists(name):
         others += f" (to read that file or folder: tiny --source files:{name})"
     near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
-    preset = replace(cfg.find_preset(name) or find("preset", name, near, others), name=name)
+    preset = replace(cfg.find_preset(name) or lookup("preset", name, near, others), name=name)
     default = TrainArgs(preset.train, preset.run, preset.model)
     args = read_options(preset.data if part == "data" else default, options, f"{program} {name}")
     where = args if part == "data" else args.run
@@ -115,7 +115,7 @@ def with_folders(options: Any, defaults: dict[str, Any]) -> Any:
     return replace(options, **{name: text or defaults[name] for name, text in folders.items()})
 
 
-def find(kind: str, name: str, table: dict, where: str = "") -> Any:
+def lookup(kind: str, name: str, table: dict, where: str = "") -> Any:
     """table[name]; if there is no such entry, a UsageError, with a similar name if there is one."""
     if name in table:
         return table[name]

@@ -373,7 +373,7 @@ class Code:
 
 
 @on_disk
-class Origin:
+class Provenance:
     """Where weights come from: recorded by a checkpoint and by an export."""
 
     step: Whole
@@ -404,7 +404,7 @@ class Origin:
 
 
 @on_disk
-class Trainer(Origin):
+class Trainer(Provenance):
     """trainer.json: what a checkpoint holds beside its tensors."""
 
     world_size: Count = 1
@@ -431,7 +431,7 @@ class Trainer(Origin):
 
 
 @on_disk
-class Export(Origin):
+class Export(Provenance):
     """`nano2049` in the config.json of an export (hf/)."""
 
     format: Literal[EXPORT_FORMAT]

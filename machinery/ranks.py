@@ -7,10 +7,12 @@ start, connect or answer, the others end within a time limit. Next: train.py.
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException as DCPError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from config import UsageError
-from machinery import cli
+from machinery import cli, disk
 from machinery.errors import RankError, StorageError
 
 # Seconds for all ranks to start and connect: on one node, on several.
@@ -187,6 +189,21 @@ def meet_and_test(world: World, timeout_s: float) -> None:
             "NCCL_P2P_DISABLE=1"
         ) from None
     _set_pg_timeout(timedelta(seconds=ANSWER_S))
+
+
+def device_name(world: World) -> str:
+    """The GPU; or the processor, with the threads that torch takes."""
+    if world.device.type != "cpu":
+        return world.device_name
+    n = torch.get_num_threads()
+    return f"{cpu_name()}, {n} thread{'s' * (n > 1)}"
+
+
+def cpu_name() -> str:
+    """The processor's model name, where /proc/cpuinfo has it."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", disk.read_text(info)) if info.exists() else []
+    return names[0] if names else "CPU"
 
 
 class Signals:

@@ -346,8 +346,8 @@ def look(config: LookConfig, load_model: Callable) -> None:
     if len(ids) > limit:
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
     found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
-    origin = loaded.origin
-    found |= dict(source=source, step=origin.step, trained=origin.tokens, tuned=origin.tuned)
+    of = loaded.provenance
+    found |= dict(source=source, step=of.step, trained=of.tokens, tuned=of.tuned)
     path = Path(config.out or run_dir / "look.html")
     disk.write_text(path, page(found, f"Inside {run_dir.name}"))
     say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")

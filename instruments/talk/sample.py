@@ -64,7 +64,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     loaded = load_model(config)
     draw_on_one_thread(loaded.model)
     tokenizer = loaded.tokenizer
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     if tuned:
         print("tuned on conversations: each prompt is a question, and the answer follows")
     for prompt in prompts_of(loaded, config.prompt):

@@ -9,7 +9,7 @@ from conftest import losses, metrics, read_lines, write_lines
 from faults import start
 
 from machinery import log
-from machinery.formats import Start
+from machinery.formats import Stamp, Start, StartLine
 
 FAKE = """from types import SimpleNamespace
 Settings = SimpleNamespace
@@ -112,6 +112,21 @@ def test_lines_that_are_no_records_are_left_out(tmp_path):
     begin(tmp_path, 5)
     assert losses(tmp_path) == {1: 2.0}
     assert read_lines(tmp_path / "samples.jsonl") == [sample]  # its text as it was
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_what_a_resumed_run_writes_again_is_dropped(validates):
+    records = dict(
+        start=StartLine(start=START),
+        before=Stamp(step=4, full_val_bpb=1.0),
+        step=Stamp(step=5),
+        validation=Stamp(step=5, val_bpb=1.0),
+        full=Stamp(step=5, full_val_bpb=1.0),
+        after=Stamp(step=6),
+    )
+    lines = [(name.encode(), record) for name, record in records.items()]
+    again = b"" if validates else b"validation\n"
+    assert log.kept(lines, 5, validates) == b"start\nbefore\nstep\n" + again
 
 
 @pytest.mark.parametrize("validates", [True, False])

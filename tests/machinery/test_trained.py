@@ -71,10 +71,10 @@ def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     assert trained.run_of(path) == trained_run  # and of a copy in a mirror:
     assert trained.run_of(tmp_path / "mirror" / "run" / path.name) == tmp_path / "mirror" / "run"
     loaded = load(trained_run)
-    assert loaded.origin.step == 12 and loaded.path == path and not loaded.model.training
+    assert loaded.provenance.step == 12 and loaded.path == path and not loaded.model.training
     shutil.copytree(path, tmp_path / "moved")  # under any name
     config = EvalConfig(checkpoint=str(tmp_path / "moved"), device="cpu")
-    assert evaluate.load_model(config).origin.step == 12
+    assert evaluate.load_model(config).provenance.step == 12
 
 
 # ----------------------------------------------------------------------------- strangers
