@@ -165,11 +165,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         code = exit_code(error)
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if code == 130:
-            say(f"stopped {error}".rstrip(), file=sys.stderr, flush=True)
+            say(f"stopped {error}".rstrip(), file=sys.stderr)
         elif code == 141:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
         elif code == 1 and not isinstance(error, RankError):
-            say(traceback.format_exc(), end="", file=sys.stderr, flush=True)
+            say(traceback.format_exc(), end="", file=sys.stderr)
         else:
             text = f"error: {error}"
             if isinstance(error, OSError) and error.errno in REMEDIES:
@@ -181,7 +181,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))
             if not file or os.environ.get("LOCAL_RANK") == "0":
-                say(text, file=sys.stderr, flush=True)
+                say(text, file=sys.stderr)
     if "RANK" in os.environ:
         # Skip Python's teardown: a gloo thread that frees a tensor then either aborts the process
         # (the exit code becomes a signal) or deadlocks on the GIL.

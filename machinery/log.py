@@ -1,7 +1,7 @@
 """What a run records: metrics.jsonl, status.json, and on request the page of the run.
 
 `metrics.jsonl` has one JSON object per step, validation or start; status.json says whether the run
-goes on, or how it ended. With --wandb, Weights & Biases gets the same records; it can neither
+goes on, or how it ended. With --wandb, Weights & Biases gets the same objects; it can neither
 stop a run nor delay its start and its end by more than WANDB_S each. Next: screen.py.
 """
 
@@ -58,7 +58,7 @@ class Log:
             self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: Start) -> None:
-        """Training begins after `step`, with a validation if `validates`. Drop the records and
+        """Training begins after `step`, with a validation if `validates`. Drop the lines and
         samples that a resumed run will write again, append `start`, update status.json."""
         if not self.is_first:
             return
@@ -124,16 +124,15 @@ class Log:
 
 def kept(lines: list[tuple[bytes, Stamp | StartLine]], step: int, validates: bool) -> bytes:
     """Of these lines, those that a run which goes on after `step` will not write again: each start,
-    and the records up to `step`, but no validation that is repeated. validates: whether the run
+    and what is up to `step`, but no validation that is repeated. validates: whether the run
     begins with one; it ends with one on all rows in any case."""
     found = []
-    for line, record in lines:
-        if isinstance(record, StartLine) or record.step < step:
+    for line, entry in lines:
+        if isinstance(entry, StartLine) or entry.step < step:
             stays = True
         else:
-            is_repeated = validates and record.val_bpb is not None
-            is_repeated = is_repeated or record.full_val_bpb is not None
-            stays = record.step == step and not is_repeated
+            is_repeated = validates and entry.val_bpb is not None or entry.full_val_bpb is not None
+            stays = entry.step == step and not is_repeated
         if stays:
             found.append(line + b"\n")
     return b"".join(found)

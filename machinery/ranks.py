@@ -86,7 +86,7 @@ class World:
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
     device_name: str  # a GPU's, as its driver says it; else cpu or mps
     # For what the ranks decide together before the first step.
-    team: Team = field(default_factory=lambda: Team(alone=True), kw_only=True)
+    team: Team = field(default_factory=Team, kw_only=True)
 
     is_first = property(lambda self: self.rank == 0)
 
@@ -131,19 +131,20 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
 def start(device: str = "auto", dtype: str = "auto") -> World:
     """Become a rank: pick the device, connect to the other ranks, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
-    *ranks, here = (int(os.environ.get(name, default)) for name, default in alone.items())
-    _, world_size, local_rank = ranks
+    values = (int(os.environ.get(name, default)) for name, default in alone.items())
+    rank, world_size, local_rank, ranks_here = values
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
-        _set_up_cpu(here)
+        _set_up_cpu(ranks_here)
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums may overflow
     on_gpu = chosen.type == "cuda"
-    memory_bytes = memory_of(chosen) // (1 if on_gpu else here)
+    memory_bytes = memory_of(chosen) // (1 if on_gpu else ranks_here)
     name = torch.cuda.get_device_name(chosen) if on_gpu else chosen.type
-    world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes, name)
+    dtype_here = pick_dtype(chosen, dtype)
+    world = World(rank, world_size, local_rank, chosen, dtype_here, memory_bytes, name)
     if world_size > 1:
-        meet_and_test(world, MEET_S if world_size == here else NODES_MEET_S)
+        meet_and_test(world, MEET_S if world_size == ranks_here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
         world = replace(world, memory_bytes=int(least), team=Team(answer_s=ANSWER_S))

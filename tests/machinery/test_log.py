@@ -114,28 +114,17 @@ def test_lines_that_are_no_records_are_left_out(tmp_path):
     assert read_lines(tmp_path / "samples.jsonl") == [sample]  # its text as it was
 
 
-@pytest.mark.parametrize("validates", [True, False])
-def test_what_a_resumed_run_writes_again_is_dropped(validates):
-    records = dict(
-        start=StartLine(start=START),
-        before=Stamp(step=4, full_val_bpb=1.0),
-        step=Stamp(step=5),
-        validation=Stamp(step=5, val_bpb=1.0),
-        full=Stamp(step=5, full_val_bpb=1.0),
-        after=Stamp(step=6),
-    )
-    lines = [(name.encode(), record) for name, record in records.items()]
-    again = b"" if validates else b"validation\n"
-    assert log.kept(lines, 5, validates) == b"start\nbefore\nstep\n" + again
-
-
-@pytest.mark.parametrize("validates", [True, False])
-def test_a_validation_that_comes_again_is_recorded_once(validates, tmp_path):
-    lines = [{"step": 4, "val_bpb": 3.0}, {"step": 5, "loss": 2.0}, {"step": 5, "val_bpb": 1.0}]
-    write_lines(tmp_path / "metrics.jsonl", lines)
-    begin(tmp_path, 5, validates)
-    kept = [line for line in metrics(tmp_path) if "start" not in line]
-    assert kept == (lines[:2] if validates else lines)
+def test_what_a_resumed_run_writes_again_is_dropped():
+    lines = [
+        (b"start", StartLine(start=START)),
+        (b"before", Stamp(step=4, full_val_bpb=1.0)),
+        (b"at", Stamp(step=5)),
+        (b"full", Stamp(step=5, full_val_bpb=1.0)),
+        (b"after", Stamp(step=6)),
+        (b"validation", Stamp(step=5, val_bpb=1.0)),
+    ]
+    assert log.kept(lines, 5, validates=True) == b"start\nbefore\nat\n"
+    assert log.kept(lines, 5, validates=False) == b"start\nbefore\nat\nvalidation\n"
 
 
 def test_what_cannot_be_read_today_is_kept(tmp_path):
