@@ -7,7 +7,6 @@ code, a bug in a traceback. Next: config.py, the options; errors.py, the exit co
 
 import difflib
 import errno
-import io
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -84,16 +82,15 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
     home = os.path.expanduser("~")  # which a shell leaves as it is after an =
     words = [re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\1{home}", word) for word in argv]
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
-    with nullcontext() if speaks else redirect_stderr(io.StringIO()):
-        options = tyro.cli(
-            type(default),
-            default=default,
-            args=words,
-            prog=program,
-            config=(tyro.conf.OmitArgPrefixes,),
-            use_underscores=True,
-        )
+    options = tyro.cli(
+        type(default),
+        default=default,
+        args=words,
+        prog=program,
+        config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
+        console_outputs=os.environ.get("LOCAL_RANK", "0") == "0",
+    )
     cfg.check_values(options)
     if isinstance(options, TrainArgs):
         options = replace(options, train=of_one_length(options.train, flags))
@@ -165,11 +162,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         code = exit_code(error)
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if code == 130:
-            say(f"stopped {error}".rstrip(), file=sys.stderr)
+            say(f"stopped {error}".rstrip(), file=sys.stderr, flush=True)
         elif code == 141:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
         elif code == 1 and not isinstance(error, RankError):
-            say(traceback.format_exc(), end="", file=sys.stderr)
+            say(traceback.format_exc(), end="", file=sys.stderr, flush=True)
         else:
             text = f"error: {error}"
             if isinstance(error, OSError) and error.errno in REMEDIES:
@@ -181,7 +178,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))
             if not file or os.environ.get("LOCAL_RANK") == "0":
-                say(text, file=sys.stderr)
+                say(text, file=sys.stderr, flush=True)
     if "RANK" in os.environ:
         # Skip Python's teardown: a gloo thread that frees a tensor then either aborts the process
         # (the exit code becomes a signal) or deadlocks on the GIL.

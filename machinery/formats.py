@@ -326,7 +326,7 @@ class UnitSplit(Split):
 
 @on_disk
 class Unit:
-    """The record of a finished unit, from which the manifest is put together."""
+    """What a finished unit is; the manifest is put together from all of them."""
 
     splits: dict[str, UnitSplit]
     tokens: Whole

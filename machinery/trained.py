@@ -101,7 +101,7 @@ class Trained:
     """The folder of the checkpoint or of the export."""
     provenance: Provenance
     model: GPT | None = None
-    """In eval mode; None: only its record was read."""
+    """In eval mode; None: only its provenance was read."""
     own_tokenizer: Tokenizer | None = None
     """A stock model's."""
     about: str = ""
