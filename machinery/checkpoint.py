@@ -185,7 +185,7 @@ def check_finite(state: dict[str, Tensor], so: str = "it was not saved") -> None
             raise NonFiniteError(f"{name} holds non-finite numbers; {so}")
 
 
-def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
+def check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
     """CheckpointError unless names (those that begin with `prefix`), dtypes and shapes are the
     checkpoint's: DCP itself would cast dtypes and ignore extra keys."""
     try:

@@ -61,7 +61,7 @@ def checked(kind: Any, value: Any, where: object) -> Any:
 
 def fitted(kind: Any, value: Any, place: str) -> Any:
     """`value`, which is at this place in the tree, as `kind`; or Misfit."""
-    origin, args = parts_of(kind)
+    origin, args = form_of(kind)
     if origin is dict:
         name, one = args
         items = of_type(dict, value, place).items()
@@ -102,7 +102,7 @@ def of_type(kind: Any, value: Any, place: str) -> Any:
 
 
 @cache
-def parts_of(kind: Any) -> tuple[Any, tuple]:
+def form_of(kind: Any) -> tuple[Any, tuple]:
     """Of list[int]: list and (int,); of int: None and (). Kept, as is hints_of, since a file of
     metrics has a hundred thousand lines."""
     return get_origin(kind), get_args(kind)

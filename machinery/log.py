@@ -1,4 +1,4 @@
-"""What a run records: metrics.jsonl, status.json, and on request the page of the run.
+"""What a run records: metrics.jsonl, status.json and, if instruments/ is there, its report.
 
 `metrics.jsonl` has one JSON object per step, validation or start; status.json says whether the run
 goes on, or how it ended. With --wandb, Weights & Biases gets the same objects; it can neither
@@ -146,8 +146,8 @@ def write_report(run, sample: bool = False) -> str:
         return "report      none: instruments/ cannot be imported"
     try:
         if sample:
-            kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-            with sdpa_kernel([*kernels]):  # cuDNN would plan each length anew
+            kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+            with sdpa_kernel(kernels):  # cuDNN would plan each length anew
                 return run.report.update(run, run.progress.step)
         return f"report      {run.report.write(run.log.run_dir)}"
     except Exception as error:

@@ -160,7 +160,7 @@ class Mirror(contextlib.AbstractContextManager):
                 self.store.remove(f"{name}/{MANIFEST}")  # first: half deleted, it does not count
                 self.store.remove(name)
 
-    def restore(self, path: Path, check: Callable | None = None) -> None:
+    def restore(self, path: Path, check: Callable | None) -> None:
         """Download the checkpoint that `path` names, and the run's small files that are missing or
         shorter here. DataError if it is damaged. check(url, trainer) may raise before the tensors
         are downloaded."""
