@@ -98,19 +98,21 @@ def test_what_wandb_sends_is_its_own_settings_to_decide(settings, small_data, tm
 
 def test_the_figures_of_a_long_run_are_kept(tmp_path):
     """152,000 steps, as `biatron-345m` has, fill more than 64 MB."""
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
+    line = b'{"step": 1, "loss": 2.0, "val_bpb": 1.0}\n'  # no validation comes again
+    (tmp_path / "metrics.jsonl").write_bytes(line + b" " * (65 << 20))
     begin(tmp_path)
     assert losses(tmp_path) == {1: 2.0}
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path):
-    """Of a stranger's run, or of another program."""
+    """Of a stranger's run, or of another program; and a validation that comes again."""
     good = {"step": 1, "loss": 2.0}
     sample = good | {"text": "https://h/x?y#z"}
-    write_lines(tmp_path / "metrics.jsonl", [good, {"step": "3"}, 7])
+    again = {"step": 5, "val_bpb": 1.0}
+    write_lines(tmp_path / "metrics.jsonl", [good, {"step": "3"}, 7, again])
     write_lines(tmp_path / "samples.jsonl", [sample, {"step": None}])
-    begin(tmp_path, 5)
-    assert losses(tmp_path) == {1: 2.0}
+    begin(tmp_path, 5, validates=True)
+    assert metrics(tmp_path) == [good]
     assert read_lines(tmp_path / "samples.jsonl") == [sample]  # its text as it was
 
 
