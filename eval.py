@@ -24,10 +24,17 @@ from dataclasses import replace
 from functools import partial
 
 from config import UsageError
-from hf import imported
 from machinery import cli, shards, trained
 
-load_model = partial(trained.load_model, read_export=imported.load)
+
+def read_export(*args):
+    """An export or a stock model: hf/ is imported only for one."""
+    from hf import imported
+
+    return imported.load(*args)
+
+
+load_model = partial(trained.load_model, read_export=read_export)
 
 # command -> (module, function, class of its options; if empty, the function gets the words typed)
 COMMANDS = {
@@ -49,22 +56,23 @@ def main(argv: list[str]) -> int:
     """`eval.py COMMAND [MODEL] [--option value ...]`"""
     if not argv:
         raise UsageError(f"eval.py needs a command: {', '.join(COMMANDS)}")
-    if argv[0] in ("-h", "--help"):
+    command, *words = argv
+    if command in ("-h", "--help"):
         print(__doc__)
         return 0
-    if argv[0] == "noise":
+    if command == "noise":
         raise UsageError("lesson 25 measures the noise: python course/room/25_rates.py RUN")
-    room, function, options = cli.find("command", argv[0], COMMANDS)
+    room, function, options = cli.lookup("command", command, COMMANDS)
     module = importlib.import_module(room)
     run = getattr(module, function)
     if not options:
-        return run(argv[1:]) or 0
+        return run(words) or 0
     kind = getattr(module, options)
-    word, rest = cli.first_word(argv[1:])
+    word, rest = cli.first_word(words)
     given = trained.find_model(word)
     if not given.keys() <= vars(kind()).keys():
-        raise UsageError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")
-    config = cli.read_options(kind(**given), rest, f"eval.py {argv[0]}")
+        raise UsageError(f"eval.py {command} needs a preset or a run; {word} is neither")
+    config = cli.read_options(kind(**given), rest, f"eval.py {command}")
     folder = getattr(config, "data_dir", "")
     if folder and shards.is_published(folder):
         from stores import stage

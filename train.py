@@ -33,11 +33,10 @@ import data
 import optim
 import session
 from bits_per_byte import loss_and_bpb, score_text, sums_of
-from machinery import cli, errors, folders, formats
-from machinery import log as logs
-from machinery.formats import Step, Trainer, counters_of
-from machinery.log import write_report
-from machinery.plan import with_steps
+from machinery import cli, errors, folders, formats, screen
+from machinery.formats import Step, StepLine, Trainer, counters_of
+from machinery.log import start_of, write_report
+from machinery.plan import UNKNOWN, with_steps
 from session import Run
 
 
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
     with session.open_run(argv) as run:
         if run is None:  # --plan was printed, or the run is finished
             return 0
-        run.log.begin(run.progress.step, eval_is_due(run), logs.start_of(argv, run))
+        run.log.begin(run.progress.step, eval_is_due(run), start_of(argv, run))
         if run.options.profile:
             from instruments.run import profiler
 
@@ -204,7 +203,7 @@ def fit_to_minutes(run: Run) -> None:
         run.checkpoints.keep_step = step
         run.log.print(
             f"step {step:,}: the number of steps is fixed from here on: {plan.steps:,}, which take "
-            f"{logs.duration(plan.steps * progress.mean_s)} of training"
+            f"{screen.duration(plan.steps * progress.mean_s)} of training"
         )
 
 
@@ -224,11 +223,26 @@ def log_step(run: Run, step: Step) -> None:
             )
         )
         return
-    line = formats.StepLine(**vars(step), time=time.time(), step_s=step_s, **run.meter.summary())
+    line = StepLine(**vars(step), time=time.time(), step_s=step_s, **run.meter.summary())
     log.write(line)
     long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
     if n in (1, run.plan.steps) or is_due(n, options.log_every) or long_silent:
-        log.print(logs.step_line(line, run.plan.steps, logs.time_left_s(run, n)))
+        log.print(step_line(line, run.plan.steps, screen.time_left_s(run, n)))
+
+
+def step_line(r: StepLine, steps: int, left_s: float) -> str:
+    """The line on the screen."""
+    if r.mfu_full is None:
+        used = f"mfu n/a, {r.tflops_full:.2f}/{r.tflops_causal:.2f} TFLOP/s full/causal"
+    else:
+        used = f"mfu {r.mfu_full:.1%} full {r.mfu_causal:.1%} causal"
+    of = f"{steps:,}" if steps < UNKNOWN else "?"
+    others = "".join(f" | {name} {value:g}" for name, value in r.more.items())
+    return (
+        f"step {r.step:,}/{of} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
+        f"|g| {r.norm:.3f} | {r.dt_ms:.0f} ms | {screen.short(r.tokens_per_s)} tok/s | {used} | "
+        f"data {r.data_wait_ms:.1f} ms | {screen.duration(left_s)} left{others}"
+    )
 
 
 def skip_or_raise(run: Run, step: Step) -> None:
@@ -295,7 +309,7 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
         run.log.write(formats.ValidationLine(**facts, **figures))
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
-        f"{bpb:.4f} bpb{logs.sources_line(by_source)}"
+        f"{bpb:.4f} bpb{screen.sources_line(by_source)}"
     )
 
 
@@ -358,7 +372,7 @@ def finish(run: Run) -> int:
         return 128 + stop
     _, text = validate(run, run.manifest.rows("val"), whole=True)
     log.status("done", step=step, exit_code=0)
-    log.print(logs.done_text(run, text, write_report(run)))
+    log.print(screen.done_text(run, text, write_report(run)))
     run.checkpoints.finish()
     return 0
 

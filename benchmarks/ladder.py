@@ -38,8 +38,8 @@ from instruments.pages.multiplier import meet
 from instruments.pages.run_folder import RunFolder
 from machinery import cli, disk
 from machinery.formats import read_lines
-from machinery.log import short
 from machinery.output import say
+from machinery.screen import short
 from machinery.shards import Manifest
 from runs import ROOT
 from scaling import Job

@@ -20,7 +20,7 @@ import eval  # noqa: F401
 import prepare_data  # noqa: F401
 import train  # noqa: F401
 from at_root import ROOT
-from machinery import cli, log
+from machinery import cli, ranks
 from runs import parser_of
 
 ASKED = "name,driver_version,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
@@ -61,7 +61,7 @@ def main() -> None:
         "cuDNN": torch.backends.cudnn.version(),
         "Triton": said(sys.executable, "-c", "import triton; print(triton.__version__)"),
         "Python": platform.python_version(),
-        "CPU": f"{cli.cores()} cores, {log.cpu_name()}",
+        "CPU": f"{cli.cores()} cores, {ranks.cpu_name()}",
         "disk": f"{shutil.disk_usage(Path(results).parent).free / 1e9:.0f} GB free",
         "commit": said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
     }

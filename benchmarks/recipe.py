@@ -33,7 +33,7 @@ from config import UsageError
 from instruments.pages.multiplier import meet
 from machinery import cli, disk
 from machinery.formats import read_lines
-from machinery.log import short
+from machinery.screen import short
 from runs import ROOT
 from scaling import Job, M, chain
 

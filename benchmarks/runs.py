@@ -21,7 +21,7 @@ import torch
 from at_root import ROOT
 from config import GPTConfig
 from machinery import disk
-from machinery.log import cpu_name
+from machinery.ranks import cpu_name
 from model import GPT
 
 

@@ -91,7 +91,7 @@ class RandomRows:
 
 def find_preset(name: str) -> cfg.Preset:
     found = MORE_PRESETS.get(name) or cfg.find_preset(name)
-    return found or cli.find("preset", name, cfg.PRESETS)
+    return found or cli.lookup("preset", name, cfg.PRESETS)
 
 
 def measure(case: dict, run_dir: str) -> dict:

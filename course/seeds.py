@@ -31,7 +31,7 @@ from pathlib import Path
 import lesson
 from lesson import COURSE
 
-from machinery.log import cpu_name
+from machinery.ranks import cpu_name
 
 GOLDEN = COURSE / "golden.json"
 REPORT = """import pathlib, lesson

@@ -33,7 +33,7 @@ def validation_of(loaded: Trained) -> tuple[float | None, int | None]:
     None: not known."""
     found = {}  # rows -> bits per byte
     for line in read_lines(loaded.run_dir / "metrics.jsonl", METRICS):
-        if isinstance(line, Scored) and line.step == loaded.origin.step and line.val_rows:
+        if isinstance(line, Scored) and line.step == loaded.provenance.step and line.val_rows:
             is_full = isinstance(line, FullValidationLine)
             found[line.val_rows] = line.full_val_bpb if is_full else line.val_bpb
     rows = max(found, default=None)
@@ -87,9 +87,9 @@ def text_of(loaded: Trained) -> str:
     try:
         manifest = loaded.data
     except (UsageError, DataError):
-        say(f"the card does not name the text: {loaded.origin.data_dir} cannot be read")
+        say(f"the card does not name the text: {loaded.provenance.data_dir} cannot be read")
         return UNKNOWN
-    if manifest.fingerprint != loaded.origin.identity.get("data_fingerprint"):
+    if manifest.fingerprint != loaded.provenance.identity.get("data_fingerprint"):
         return UNKNOWN
     specs = ", ".join(f"`{source.spec}`" for source in manifest.facts.sources)
     return " ".join(specs.split()).replace("|", r"\|")

@@ -64,7 +64,7 @@ def export(config: ExportConfig) -> Path:
     which = trained.EvalConfig(config.run_dir, config.checkpoint, device="cpu", dtype="fp32")
     loaded = trained.load_model(which)
     kind = "gguf" if config.gguf else "export"
-    out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.origin.step:08d}")
+    out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.provenance.step:08d}")
     with disk.new_folder(out) as folder:
         size = sum(w.nbytes for w in loaded.model.state_dict().values())
         disk.check_room(folder, size, "give another --out")
@@ -82,7 +82,7 @@ def export_to_transformers(loaded: Trained, folder: Path, out: Path) -> str:
     tokenizer = loaded.tokenizer
     name, reason = mapping.choose_class(model.config)
     own = name == mapping.OWN
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(loaded.run_dir.name) or Preset).prompts[0].rstrip()
     write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
@@ -104,7 +104,7 @@ def write_model(loaded: Trained, folder: Path) -> Export:
     generation = {
         "bos_token_id": config.bos_id,
         "pad_token_id": config.bos_id,
-        "eos_token_id": template.ends(loaded.tokenizer, loaded.origin.tuned),
+        "eos_token_id": template.ends(loaded.tokenizer, loaded.provenance.tuned),
         "do_sample": True,
         "temperature": 0.8,
         "top_k": 50,
@@ -117,9 +117,9 @@ def write_model(loaded: Trained, folder: Path) -> Export:
         format=EXPORT_FORMAT,
         class_name=name,
         model=config,
-        step=loaded.origin.step,
-        tokens=loaded.origin.tokens,
-        identity=loaded.origin.identity,
+        step=loaded.provenance.step,
+        tokens=loaded.provenance.tokens,
+        identity=loaded.provenance.identity,
         checkpoint_sha256=disk.sha256_of(loaded.path / MANIFEST),
         val_bpb=val_bpb,
         val_rows=val_rows,

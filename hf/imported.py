@@ -45,7 +45,7 @@ ASIDE = set(
 """Keys that programs write into config.json, and by which no logit changes."""
 
 
-@formats.record
+@formats.on_disk
 class Index:
     """model.safetensors.index.json."""
 
@@ -248,8 +248,8 @@ def load(config: EvalConfig, device="cpu", dtype: torch.dtype = torch.float32) -
     tokenizer = tokenizer_json.read(foreign.folder)
     c = replace(foreign.config, vocab_size=tokenizer.vocab_size, bos_id=tokenizer.bos_id)
     state, remark = foreign.read(c)
-    origin = formats.Origin(
+    provenance = formats.Provenance(
         step=0, tokens=0, identity={"tokenizer_sha256": tokenizer.sha256}, model=c
     )
     model = mapping.model_of(c, state, dtype, device)
-    return Trained(config, path, origin, model, tokenizer, remark)
+    return Trained(config, path, provenance, model, tokenizer, remark)

@@ -82,7 +82,7 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     returns the commands that use them. ParityError if anything differs."""
     model = loaded.model
     tokenizer = loaded.tokenizer
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     check_supported(model, tokenizer, form)
     c = replace(model.config, doc_mask=False)  # a text is one document
     name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
@@ -112,7 +112,7 @@ def facts_of(loaded: Trained, name: str, form: str) -> dict:
 
     c = loaded.model.config
     tokenizer = loaded.tokenizer
-    ends = template.ends(tokenizer, loaded.origin.tuned)
+    ends = template.ends(tokenizer, loaded.provenance.tuned)
     tree = json.loads(tokenizer.spec)["model"]
     special = tokenizer.special.values()
     texts = {i: text for text, i in [*tree["vocab"].items(), *tokenizer.special.items()]}
@@ -142,7 +142,7 @@ def facts_of(loaded: Trained, name: str, form: str) -> dict:
         eos_token_id=ends[0],
         eot_token_id=ends[-1],
     )
-    if loaded.origin.tuned:
+    if loaded.provenance.tuned:
         facts["chat_template"] = template.TEMPLATE
     return facts
 

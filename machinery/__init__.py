@@ -13,5 +13,6 @@ folders     a run reads only the data it began with, and no other run writes int
 build       each weight is allocated once; a fallback after a failed trial step is printed
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
 log         what a run did is in metrics.jsonl, whatever else fails
+screen      each number on the screen has its unit
 trained     one word finds a trained model; nothing in its files opens a network connection
 """

@@ -108,9 +108,7 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
     )
 
 
-def open_checkpoints(
-    preset: cfg.Preset, plan: Plan, log: Log, mirror=None
-) -> checkpoint.Checkpointer:
+def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror) -> checkpoint.Checkpointer:
     folder = log.run_dir / "checkpoints"
     keep = preset.run.keep
     every = preset.run.keep_every

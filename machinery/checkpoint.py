@@ -185,7 +185,7 @@ def check_finite(state: dict[str, Tensor], so: str = "it was not saved") -> None
             raise NonFiniteError(f"{name} holds non-finite numbers; {so}")
 
 
-def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
+def check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
     """CheckpointError unless names (those that begin with `prefix`), dtypes and shapes are the
     checkpoint's: DCP itself would cast dtypes and ignore extra keys."""
     try:
@@ -231,9 +231,11 @@ def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> No
 # ------------------------------------------------------------------------------ the protocol
 
 
-def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record: str) -> Path:
+def _publish(
+    team: Team, root: Path, step: int, state: dict[str, Tensor], trainer_json: str
+) -> Path:
     """Write the checkpoint of `step`, which exists if and only if the rename (5) has happened.
-    state: this rank's part (see _own); record: the text of trainer.json. All ranks raise the same
+    state: this rank's part (see _own); trainer_json: its text. All ranks raise the same
     StorageError or NonFiniteError."""
     path = root / f"step_{step:08d}"
     parts = team.on_all(lambda: {name: local(t).nbytes for name, t in state.items()})
@@ -251,7 +253,7 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
         writer.per_thread_copy_ahead = 0
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
         hashes = team.on_all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads its files
-        team.on_first(lambda: _commit(tmp, path, record, hashes))  # (4) MANIFEST (5) rename
+        team.on_first(lambda: _commit(tmp, path, trainer_json, hashes))  # (4) MANIFEST (5) rename
     except Exception:
         if team.rank == 0:
             shutil.rmtree(tmp, ignore_errors=True)
@@ -273,9 +275,9 @@ def _hash_own(team: Team, tmp: Path) -> dict[str, str]:
     return {str(file.relative_to(tmp)): disk.sha256_of(file) for file in own}
 
 
-def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) -> None:
+def _commit(tmp: Path, path: Path, trainer_json: str, hashes: list[dict[str, str]]) -> None:
     disk.fsync(tmp / "dcp")
-    disk.write_text(tmp / "trainer.json", record)
+    disk.write_text(tmp / "trainer.json", trainer_json)
     files = {"trainer.json": disk.sha256_of(tmp / "trainer.json")}
     for own in hashes:
         files |= own
@@ -372,13 +374,13 @@ class Checkpointer:
         if self.team.size > 1 and len(set(self.team.on_all(lambda: _checksum(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
         state = _own(state, self.team)
-        record = json_of(formats.tree_of(trainer), indent=1)
+        trainer_json = json_of(formats.tree_of(trainer), indent=1)
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
-            self._run(step, state, record, start)
+            self._run(step, state, trainer_json, start)
             self.join(raises=wait or self.error is not None)
         else:
             state = self._copy(state)
-            args = (step, state, record, start, time.perf_counter() - start)
+            args = (step, state, trainer_json, start, time.perf_counter() - start)
             self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
             self._thread.start()
 
@@ -430,10 +432,10 @@ class Checkpointer:
         if not is_lost_rank(error):
             self.join()
 
-    def _run(self, step, state, record, start, stall_s=None) -> None:
+    def _run(self, step, state, trainer_json, start, stall_s=None) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
         try:
-            path = _publish(self.team, self.root, step, state, record)
+            path = _publish(self.team, self.root, step, state, trainer_json)
         except NonFiniteError as e:
             self._error = e
             self._failures = MAX_FAILURES  # training must not continue

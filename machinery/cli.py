@@ -7,7 +7,6 @@ code, a bug in a traceback. Next: config.py, the options; errors.py, the exit co
 
 import difflib
 import errno
-import io
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +48,7 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     if os.path.exists(name):
         others += f" (to read that file or folder: tiny --source files:{name})"
     near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
-    preset = replace(cfg.find_preset(name) or find("preset", name, near, others), name=name)
+    preset = replace(cfg.find_preset(name) or lookup("preset", name, near, others), name=name)
     default = TrainArgs(preset.train, preset.run, preset.model)
     args = read_options(preset.data if part == "data" else default, options, f"{program} {name}")
     where = args if part == "data" else args.run
@@ -84,16 +82,15 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
     home = os.path.expanduser("~")  # which a shell leaves as it is after an =
     words = [re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\1{home}", word) for word in argv]
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
-    with nullcontext() if speaks else redirect_stderr(io.StringIO()):
-        options = tyro.cli(
-            type(default),
-            default=default,
-            args=words,
-            prog=program,
-            config=(tyro.conf.OmitArgPrefixes,),
-            use_underscores=True,
-        )
+    options = tyro.cli(
+        type(default),
+        default=default,
+        args=words,
+        prog=program,
+        config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
+        console_outputs=os.environ.get("LOCAL_RANK", "0") == "0",
+    )
     cfg.check_values(options)
     if isinstance(options, TrainArgs):
         options = replace(options, train=of_one_length(options.train, flags))
@@ -115,7 +112,7 @@ def with_folders(options: Any, defaults: dict[str, Any]) -> Any:
     return replace(options, **{name: text or defaults[name] for name, text in folders.items()})
 
 
-def find(kind: str, name: str, table: dict, where: str = "") -> Any:
+def lookup(kind: str, name: str, table: dict, where: str = "") -> Any:
     """table[name]; if there is no such entry, a UsageError, with a similar name if there is one."""
     if name in table:
         return table[name]

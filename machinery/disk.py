@@ -39,12 +39,12 @@ def parts_of(name: str) -> tuple[str, ...]:
     unless it is a relative name that stays in its folder."""
     try:
         os.fsencode(name)
-        plain = PurePosixPath(name)
+        path = PurePosixPath(name)
     except (TypeError, UnicodeEncodeError):  # not a str; a lone surrogate from JSON
-        plain = PurePosixPath("..")
-    if not plain.parts or plain.is_absolute() or ".." in plain.parts or "\0" in name:
+        path = PurePosixPath("..")
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise DataError(f"{name!r} is not the name of a file inside the folder")
-    return plain.parts
+    return path.parts
 
 
 def inside(folder: str | Path, name: str) -> Path:

@@ -29,8 +29,9 @@ def open_data(folder: str, preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     as the data has them, and --tokens for --epochs. folder: --data_dir, or its local copy."""
     manifest = Manifest.load(folder, preset.name)
     manifest.check()
-    seq_len = manifest.row_len - 1
-    found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
+    found = dict(
+        vocab_size=manifest.vocab_size, seq_len=manifest.row_len - 1, bos_id=manifest.bos_id
+    )
     remedy = "leave it out, or prepare the data that way"
     preset = decide(preset, found, preset.run.data_dir, remedy)
     if preset.train.epochs:  # another way to say --tokens
@@ -126,7 +127,7 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
 
 
 def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
-    """UsageError with the fields that differ if `where`, whose record is `trainer`, belongs to
+    """UsageError with the fields that differ if `where`, with this trainer.json, belongs to
     another run than the one with identity `now`. With wsd, only the number of steps may differ, as
     long as `trainer` is from before the learning rate of either run begins to fall."""
     before = dict(revisions=now["revisions"]) | trainer.identity

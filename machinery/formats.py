@@ -9,10 +9,9 @@ Next: disk.py, which opens the files.
 import math
 import re
 import reprlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -33,7 +32,7 @@ Line = Annotated[
     str, r"[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]{0,4096}"
 ]
 Sha256 = Annotated[str, "[0-9a-f]{64}"]
-record = dataclass(kw_only=True)
+on_disk = dataclass(kw_only=True)
 # Versions of folders; each goes up when older ones can no longer be read.
 DATA_FORMAT = 2
 CHECKPOINT_FORMAT = 3
@@ -55,100 +54,94 @@ def checked(kind: Any, value: Any, where: object) -> Any:
     Annotated[str, "[a-z]+"]; int, float, str, bool, None or Any. where: the name of the file.
     """
     try:
-        return checker(kind)(value)
+        return fitted(kind, value, "")
     except Misfit as error:
-        place, what = error.args
-        raise DataError(f"{where}: {f'{place} {what}'.lstrip('. ')}") from None
+        raise DataError(f"{where}: {' '.join(error.args).lstrip('. ')}") from None
 
 
-@cache
-def checker(kind: Any) -> Callable[[Any], Any]:
-    """The function that returns its argument as `kind`, or raises Misfit. It is put together once:
-    a file of metrics has a hundred thousand lines."""
-    origin = get_origin(kind)
-    args = get_args(kind)
-    if is_dataclass(kind):
-        return object_checker(kind)
+def fitted(kind: Any, value: Any, place: str) -> Any:
+    """`value`, which is at this place in the tree, as `kind`; or Misfit."""
+    origin, args = form_of(kind)
     if origin is dict:
-        name, one = map(checker, args)
-        items = lambda value: plain(dict, value).items()
-        return lambda value: {name(k): inside(f".{k}", one, x) for k, x in items(value)}
+        name, one = args
+        items = of_type(dict, value, place).items()
+        return {fitted(name, k, place): fitted(one, x, f"{place}.{k[:80]}") for k, x in items}
     if origin in (list, tuple):
-        one = checker(args[0])
-        items = lambda value: enumerate(plain(list, value))
-        return lambda value: origin(inside(f"[{i}]", one, x) for i, x in items(value))
+        items = enumerate(of_type(list, value, place))
+        return origin(fitted(args[0], x, f"{place}[{i}]") for i, x in items)
     if origin in (Union, UnionType):
-        return partial(first_that_fits, [*map(checker, args)])
+        return first_that_fits(args, value, place)
     if origin is Annotated:
-        check = matching if args[0] is str else within
-        return partial(check, checker(args[0]), *args[1:])
-    if origin is Literal:
-        return lambda value: fitting(value, value in args, " or ".join(map(str, args)))
-    return partial(plain, kind)
-
-
-def inside(place: str, check: Callable, value: Any) -> Any:
-    """check(value), whose Misfit is at this place in the tree."""
-    try:
-        return check(value)
-    except Misfit as error:
-        inner, what = error.args
-        raise Misfit(place[:80] + inner, what) from None
-
-
-def fitting(value: Any, fits: object, wanted: str) -> Any:
-    """`value` if it `fits`, else Misfit: it is not what was `wanted`."""
+        value = of_type(args[0], value, place)
+        fits = re.fullmatch(args[1], value) if args[0] is str else args[1] <= value <= args[2]
+    elif origin is Literal:
+        fits = value in args
+    elif is_dataclass(kind):
+        return built(kind, of_type(dict, value, place), place)
+    else:
+        return of_type(kind, value, place)
     if not fits:
-        raise Misfit("", f"is {reprlib.repr(value)}, not {wanted}")
+        raise Misfit(place, f"is {reprlib.repr(value)}, not {wanted(args)}")
     return value
 
 
-def plain(kind: Any, value: Any) -> Any:
+def wanted(args: tuple) -> str:
+    """What an Annotated or a Literal with these args asks for, in words."""
+    if args[0] is str:
+        return f"like {args[1]}"
+    if args[0] in (int, float):
+        return f"from {args[1]} to {args[2]}"
+    return " or ".join(map(str, args))
+
+
+def of_type(kind: Any, value: Any, place: str) -> Any:
     """`value` if it is of this type; a float may be written as 1."""
-    is_int = kind is float and type(value) is int
-    return fitting(value, type(value) is kind or kind is Any or is_int, kind.__name__)
+    if type(value) is kind or kind is Any or kind is float and type(value) is int:
+        return value
+    raise Misfit(place, f"is {reprlib.repr(value)}, not {kind.__name__}")
 
 
-def within(check: Callable, least: float, most: float, value: Any) -> Any:
-    return fitting(check(value), least <= value <= most, f"from {least} to {most}")
+@cache
+def form_of(kind: Any) -> tuple[Any, tuple]:
+    """Of list[int]: list and (int,); of int: None and (). Kept, as is hints_of, since a file of
+    metrics has a hundred thousand lines."""
+    return get_origin(kind), get_args(kind)
 
 
-def matching(check: Callable, pattern: str, value: Any) -> Any:
-    return fitting(check(value), re.fullmatch(pattern, value), f"like {pattern}")
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The kinds of a dataclass's fields."""
+    return get_type_hints(kind, include_extras=True)
 
 
-def first_that_fits(checks: list[Callable], value: Any) -> Any:
+def first_that_fits(kinds: tuple, value: Any, place: str) -> Any:
+    """`value` as the first of these kinds that it fits."""
     problems = []
-    for check in checks:
+    for kind in kinds:
         try:
-            return check(value)
+            return fitted(kind, value, place)
         except Misfit as error:
             problems.append(error)
     # A reason other than "is missing" is of the kind that was meant.
     raise max(problems, key=lambda problem: problem.args[1] != "is missing")
 
 
-def object_checker(kind: type) -> Callable[[Any], Any]:
-    """Of a dataclass, from a JSON object."""
-    checks = {n: checker(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
-    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-
-    def check(value: Any) -> Any:
-        known = {}
-        for name, x in plain(dict, value).items():
-            if name in checks:
-                known[name] = inside(f".{name}", checks[name], x)
-            elif kind is GPTConfig:  # a model with more to it computes something else
-                raise Misfit(f".{name[:80]}", "is not known here")
-        for name in needed:
-            if name not in known:
-                raise Misfit(f".{name}", "is missing")
-        try:
-            return kind(**known)
-        except ValueError as error:  # its fields do not fit together
-            raise Misfit("", f"cannot be used: {str(error)[:200]}") from None
-
-    return check
+def built(kind: type, tree: dict, place: str) -> Any:
+    """The dataclass of a JSON object; or Misfit."""
+    hints = hints_of(kind)
+    known = {}
+    for name, x in tree.items():
+        if name in hints:
+            known[name] = fitted(hints[name], x, f"{place}.{name}")
+        elif kind is GPTConfig:  # a model with more to it computes something else
+            raise Misfit(f"{place}.{name[:80]}", "is not known here")
+    for one in fields(kind):
+        if one.name not in known and one.default is one.default_factory is MISSING:
+            raise Misfit(f"{place}.{one.name}", "is missing")
+    try:
+        return kind(**known)
+    except ValueError as error:  # its fields do not fit together
+        raise Misfit(place, f"cannot be used: {str(error)[:200]}") from None
 
 
 # ------------------------------------------------------------------------------------ the files
@@ -178,7 +171,7 @@ def parse(content: bytes, kind: Any, where: object) -> Any:
 
 def read_lines(path: Path, kind: Any) -> list[Any]:
     """The lines of a .jsonl file, each as `kind`; [] if there is no file."""
-    return [record for _, record in lines_in(path, kind)]
+    return [found for _, found in lines_in(path, kind)]
 
 
 def lines_in(path: Path, kind: Any) -> list[tuple[bytes, Any]]:
@@ -205,7 +198,7 @@ def lines_in(path: Path, kind: Any) -> list[tuple[bytes, Any]]:
 # ------------------------------------------------------------------------- DATA_DIR/manifest.json
 
 
-@record
+@on_disk
 class Shard:
     """Rows of a source, in two files of .npy."""
 
@@ -229,7 +222,7 @@ class Shard:
         return [(self.file, self.bytes, self.sha256), crc32]
 
 
-@record
+@on_disk
 class Split:
     """The training or the validation part of a source."""
 
@@ -244,7 +237,7 @@ class Split:
     """Where the documents went (data.PackStats)."""
 
 
-@record
+@on_disk
 class TokenizerFacts:
     """The tokenizer that made the rows."""
 
@@ -263,7 +256,7 @@ class TokenizerFacts:
             raise ValueError(f"marks are three ids, not {self.marks}")
 
 
-@record
+@on_disk
 class SourceFacts:
     """Where text came from."""
 
@@ -285,7 +278,7 @@ class SourceFacts:
     """Files of other kinds, by kind."""
 
 
-@record
+@on_disk
 class ManifestFile:
     """manifest.json: it is written last, and makes a folder a data folder."""
 
@@ -323,7 +316,7 @@ class ManifestFile:
 # ------------------------------------------------------------ DATA_DIR/.units/*/SOURCE_00000.json
 
 
-@record
+@on_disk
 class UnitSplit(Split):
     """The training or the validation part of a unit."""
 
@@ -331,9 +324,9 @@ class UnitSplit(Split):
     """Ids that fill no row."""
 
 
-@record
+@on_disk
 class Unit:
-    """The record of a finished unit, from which the manifest is put together."""
+    """What a finished unit is; the manifest is put together from all of them."""
 
     splits: dict[str, UnitSplit]
     tokens: Whole
@@ -350,7 +343,7 @@ class Unit:
 # ------------------------------------------------------------------- RUN_DIR/checkpoints/step_*/
 
 
-@record
+@on_disk
 class FileList:
     """MANIFEST.json of a checkpoint: without it, this is no checkpoint."""
 
@@ -367,7 +360,7 @@ class FileList:
             raise ValueError("files has no trainer.json")
 
 
-@record
+@on_disk
 class Code:
     """The code of a process that trains (code.py)."""
 
@@ -379,8 +372,8 @@ class Code:
     """The sha256 of each file that computes."""
 
 
-@record
-class Origin:
+@on_disk
+class Provenance:
     """Where weights come from: recorded by a checkpoint and by an export."""
 
     step: Whole
@@ -410,7 +403,7 @@ class Origin:
         return None
 
 
-@record
+@on_disk
 class Counters:
     """How far a run has come: what a run that resumes needs to know of its past."""
 
@@ -434,8 +427,8 @@ def counters_of(run: Counters) -> dict[str, Any]:
     return {one.name: getattr(run, one.name) for one in fields(Counters)}
 
 
-@record
-class Trainer(Origin, Counters):
+@on_disk
+class Trainer(Provenance, Counters):
     """trainer.json: what a checkpoint holds beside its tensors."""
 
     world_size: Count = 1
@@ -451,8 +444,8 @@ class Trainer(Origin, Counters):
     if that is not known yet."""
 
 
-@record
-class Export(Origin):
+@on_disk
+class Export(Provenance):
     """`nano2049` in the config.json of an export (hf/)."""
 
     format: Literal[EXPORT_FORMAT]
@@ -474,7 +467,7 @@ class Export(Origin):
 # ------------------------------------------------------------------------- RUN_DIR/metrics.jsonl
 
 
-@record
+@on_disk
 class Step:
     """What train.py knows of a step when it judges it: over all its micro-batches and ranks."""
 
@@ -505,7 +498,7 @@ class Step:
         return self.bad and math.isfinite(self.loss) and self.more.get("scale", 1) > 1
 
 
-@record
+@on_disk
 class StepLine(Step):
     """A step that changed the weights, and its speed."""
 
@@ -534,7 +527,7 @@ class StepLine(Step):
     """Seconds of writing the report."""
 
 
-@record
+@on_disk
 class SkippedLine:
     """A step with numbers that were not finite, which changed no weight."""
 
@@ -545,7 +538,7 @@ class SkippedLine:
     more: dict[str, float] = field(default_factory=dict)
 
 
-@record
+@on_disk
 class Scored:
     """The model was scored on held-out text."""
 
@@ -555,7 +548,7 @@ class Scored:
     """On which; 0: not known, in older folders."""
 
 
-@record
+@on_disk
 class ValidationLine(Scored):
     """On the first rows of it."""
 
@@ -566,7 +559,7 @@ class ValidationLine(Scored):
     val_bpb_by_source: dict[str, Number] = field(default_factory=dict)
 
 
-@record
+@on_disk
 class FullValidationLine(Scored):
     """On all of it, at the end of a run."""
 
@@ -575,7 +568,7 @@ class FullValidationLine(Scored):
     full_val_bpb_by_source: dict[str, Number] = field(default_factory=dict)
 
 
-@record
+@on_disk
 class Start:
     """A process that began to train."""
 
@@ -599,7 +592,7 @@ class Start:
     """Its version."""
 
 
-@record
+@on_disk
 class StartLine:
     """A process began to train."""
 
@@ -609,7 +602,7 @@ class StartLine:
 METRICS = StepLine | ValidationLine | FullValidationLine | SkippedLine | StartLine
 
 
-@record
+@on_disk
 class Stamp:
     """Any of these lines but a StartLine, and a SampleLine, of any version: what decides whether it
     stays when a run resumes."""
@@ -622,7 +615,7 @@ class Stamp:
 # ---------------------------------------------------------------------------- others in RUN_DIR
 
 
-@record
+@on_disk
 class SampleLine:
     """samples.jsonl: what the model wrote at a validation."""
 
@@ -633,7 +626,7 @@ class SampleLine:
     """With the prompt."""
 
 
-@record
+@on_disk
 class Verdict:
     """verdicts.jsonl: what a judge behind an address replied (eval.py tournament)."""
 
@@ -643,7 +636,7 @@ class Verdict:
     """Its end."""
 
 
-@record
+@on_disk
 class Status:
     """status.json: whether a run goes on, or how it ended."""
 

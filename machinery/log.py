@@ -1,13 +1,11 @@
-"""What a run did: metrics.jsonl, status.json, and the lines on the screen.
+"""What a run records: metrics.jsonl, status.json and, if instruments/ is there, its report.
 
 `metrics.jsonl` has one JSON object per step, validation or start; status.json says whether the run
-goes on, or how it ended. With --wandb, Weights & Biases gets the same records; it can neither
-stop a run nor delay its start and its end by more than WANDB_S each. Next: train.py.
+goes on, or how it ended. With --wandb, Weights & Biases gets the same objects; it can neither
+stop a run nor delay its start and its end by more than WANDB_S each. Next: screen.py.
 """
 
-import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -18,11 +16,10 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from machinery import cli, code, disk, formats
+from machinery import cli, code, disk, formats, ranks
 from machinery.errors import DataError, reason_of
-from machinery.formats import Stamp, Start, StartLine, Status, StepLine
+from machinery.formats import Stamp, Start, StartLine, Status
 from machinery.output import json_of, public, say
-from machinery.plan import UNKNOWN
 
 WANDB_S = 30.0  # how long it waits for its server, at the start and at the end of a run
 
@@ -62,26 +59,17 @@ class Log:
             self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: Start) -> None:
-        """Training begins after `step`, with a validation if `validates`. Drop the records and
+        """Training begins after `step`, with a validation if `validates`. Drop the lines and
         samples that a resumed run will write again, append `start`, update status.json."""
         if not self.is_first:
             return
-        lines = formats.lines_in(self.file, Stamp | StartLine)
-        if not lines and os.path.lexists(self.file):  # unreadable: kept
-            self.file.rename(self.file.with_name("metrics_unread.jsonl"))
-
-        def stays(r: Stamp | StartLine) -> bool:
-            if isinstance(r, StartLine):
-                return True
-            is_again = validates and r.val_bpb is not None or r.full_val_bpb is not None
-            return r.step < step or r.step == step and not is_again
-
-        kept_of = lambda lines: b"".join(line + b"\n" for line, r in lines if stays(r))
-        began = json_of(formats.tree_of(StartLine(start=start)))
-        disk.write_bytes(self.file, kept_of(lines) + began.encode() + b"\n")
-        samples = self.run_dir / "samples.jsonl"
-        if samples.exists():
-            disk.write_bytes(samples, kept_of(formats.lines_in(samples, Stamp)))
+        for file in (self.file, self.run_dir / "samples.jsonl"):
+            lines = formats.lines_in(file, Stamp | StartLine)
+            if lines:
+                disk.write_bytes(file, kept(lines, step, validates))
+            elif os.path.lexists(file):  # it cannot be read today
+                file.rename(file.with_name(f"{file.stem}_unread.jsonl"))
+        self.write(StartLine(start=start))
         self.status("running", from_step=step, process=os.getpid())
         if self.wants_wandb:
             self._try_wandb(self._open_wandb)
@@ -135,6 +123,22 @@ class Log:
             self.wandb = None
 
 
+def kept(lines: list[tuple[bytes, Stamp | StartLine]], step: int, validates: bool) -> bytes:
+    """Of these lines, those that a run which goes on after `step` will not write again: each start,
+    and what is up to `step`, but no validation that is repeated. validates: whether the run
+    begins with one; it ends with one on all rows in any case."""
+    found = []
+    for line, entry in lines:
+        if isinstance(entry, StartLine) or entry.step < step:
+            stays = True
+        else:
+            is_repeated = validates and entry.val_bpb is not None or entry.full_val_bpb is not None
+            stays = entry.step == step and not is_repeated
+        if stays:
+            found.append(line + b"\n")
+    return b"".join(found)
+
+
 def write_report(run, sample: bool = False) -> str:
     """Write report.html, and if asked, a sample of the model's text. Returns the line
     to print; it also reports an error, which must not end the run. run.report:
@@ -143,74 +147,12 @@ def write_report(run, sample: bool = False) -> str:
         return "report      none: instruments/ cannot be imported"
     try:
         if sample:
-            kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-            with sdpa_kernel([*kernels]):  # cuDNN would plan each length anew
+            kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+            with sdpa_kernel(kernels):  # cuDNN would plan each length anew
                 return run.report.update(run, run.progress.step)
         return f"report      {run.report.write(run.log.run_dir)}"
     except Exception as error:
         return f"report      none: {reason_of(error)}"
-
-
-def time_left_s(run, step: int) -> float:
-    """Seconds from `step` to the end of a run, with its validations and its last save."""
-    every, plan = run.preset.run.eval_every, run.plan
-    if plan.steps == UNKNOWN:
-        return 60 * run.preset.train.minutes
-    evals = math.ceil(plan.steps / every) - step // every if every else 1
-    tokens_left = (plan.steps - step) * plan.tokens_per_step
-    return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
-
-
-def step_line(r: StepLine, steps: int, left_s: float) -> str:
-    """The line on the screen."""
-    if r.mfu_full is None:
-        used = f"mfu n/a, {r.tflops_full:.2f}/{r.tflops_causal:.2f} TFLOP/s full/causal"
-    else:
-        used = f"mfu {r.mfu_full:.1%} full {r.mfu_causal:.1%} causal"
-    of = f"{steps:,}" if steps < UNKNOWN else "?"
-    others = "".join(f" | {name} {value:g}" for name, value in r.more.items())
-    return (
-        f"step {r.step:,}/{of} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
-        f"|g| {r.norm:.3f} | {r.dt_ms:.0f} ms | {short(r.tokens_per_s)} tok/s | {used} | "
-        f"data {r.data_wait_ms:.1f} ms | {duration(left_s)} left{others}"
-    )
-
-
-def done_text(run, validation: str, report: str) -> str:
-    """The last lines of a run: its time, where its files are, the next command."""
-    log = run.log
-    progress = run.progress
-    step = progress.step
-    seconds = time.monotonic() - progress.started_at
-    since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
-    return (
-        f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
-        f"{duration(seconds)}{since}; {validation}\n"
-        f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
-        f"metrics     {log.file}\n{report}\n"
-        f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
-        f"--run_dir {shlex.quote(str(log.run_dir))}"
-    )
-
-
-def sources_line(bpb: dict[str, float]) -> str:
-    """{"web": 1.1, "code": 0.9} -> ' (web 1.1000, code 0.9000)'; '' if there is one source."""
-    return f" ({', '.join(f'{k} {v:.4f}' for k, v in bpb.items())})" if len(bpb) > 1 else ""
-
-
-def short(x: float) -> str:
-    """1_020_000 -> 1.02M"""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if x >= 0.9995 * size:  # 999,600 is 1M, not 1000K
-            return f"{x / size:.3g}{unit}"
-    return f"{x:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> 1h02m; 95 -> 1m35s"""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
 
 
 def start_of(argv: list[str], run) -> Start:
@@ -221,7 +163,7 @@ def start_of(argv: list[str], run) -> Start:
         time=time.time(),
         # word by word: in a whole line, the @ of another word would seem to end a password
         command=shlex.join(["train.py", *map(public, argv)]),
-        device=device_name(world),
+        device=ranks.device_name(world),
         world_size=world.world_size,
         data_dir=options.data_dir,
         init_from=options.init_from,
@@ -233,21 +175,6 @@ def start_of(argv: list[str], run) -> Start:
         recompute=run.plan.recompute,
         torch=torch.__version__,
     )
-
-
-def device_name(world) -> str:
-    """The GPU; or the processor, with the threads that torch takes."""
-    if world.device.type != "cpu":
-        return world.device_name
-    n = torch.get_num_threads()
-    return f"{cpu_name()}, {n} thread{'s' * (n > 1)}"
-
-
-def cpu_name() -> str:
-    """The processor's model name, where /proc/cpuinfo has it."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", disk.read_text(info)) if info.exists() else []
-    return names[0] if names else "CPU"
 
 
 def is_done(run_dir: Path) -> bool:

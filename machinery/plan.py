@@ -68,22 +68,12 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
     parallel = pick_parallel(run.parallel, world, state)
-    rows, rest = divmod(config.tokens_per_step, model.seq_len)
-    if rest:
-        raise UsageError(
-            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of "
-            f"{model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
-        )
+    rows = rows_of_step(preset, W)
     per_token = activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
         limit = min(limit, room_for_activations(model, world, params, state, parallel) / per_token)
     most = max(1, int(limit / model.seq_len))
-    if run.micro_batch > rows:
-        raise UsageError(
-            f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step; try "
-            f"--micro_batch {math.ceil(rows / W)}"
-        )
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)
     plan = Plan(
@@ -104,6 +94,24 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     memory = f"{parallel if W > 1 else 'one rank'}: state needs {state / 1e9:.2f} GB, activations "
     memory += f"about {needed:.2f} GB, a rank has {world.memory_bytes / 1e9:.1f} GB"
     return replace(plan, text=table(plan, preset, meta, params, memory))
+
+
+def rows_of_step(preset: cfg.Preset, world_size: int) -> int:
+    """Rows of a step, over all ranks. UsageError unless they are whole, and a micro-batch fits."""
+    tokens = preset.train.tokens_per_step
+    seq_len = preset.model.seq_len
+    rows, rest = divmod(tokens, seq_len)
+    if rest:
+        raise UsageError(
+            f"tokens_per_step {tokens} is not a multiple of a row of {seq_len} tokens; try "
+            f"--tokens_per_step {(rows + 1) * seq_len}"
+        )
+    if preset.run.micro_batch > rows:
+        raise UsageError(
+            f"--micro_batch {preset.run.micro_batch} is more than the {rows} rows of a step; try "
+            f"--micro_batch {math.ceil(rows / world_size)}"
+        )
+    return rows
 
 
 def with_steps(plan: Plan, steps: int, decay: float, step: int = 0) -> Plan:

@@ -7,10 +7,12 @@ start, connect or answer, the others end within a time limit. Next: train.py.
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException as DCPError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from config import UsageError
-from machinery import cli
+from machinery import cli, disk
 from machinery.errors import RankError, StorageError
 
 # Seconds for all ranks to start and connect: on one node, on several.
@@ -84,7 +86,7 @@ class World:
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
     device_name: str  # a GPU's, as its driver says it; else cpu or mps
     # For what the ranks decide together before the first step.
-    team: Team = field(default_factory=lambda: Team(alone=True), kw_only=True)
+    team: Team = field(default_factory=Team, kw_only=True)
 
     is_first = property(lambda self: self.rank == 0)
 
@@ -129,19 +131,20 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
 def start(device: str = "auto", dtype: str = "auto") -> World:
     """Become a rank: pick the device, connect to the other ranks, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
-    *ranks, here = (int(os.environ.get(name, default)) for name, default in alone.items())
-    _, world_size, local_rank = ranks
+    values = (int(os.environ.get(name, default)) for name, default in alone.items())
+    rank, world_size, local_rank, ranks_here = values
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
-        _set_up_cpu(here)
+        _set_up_cpu(ranks_here)
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums may overflow
     on_gpu = chosen.type == "cuda"
-    memory_bytes = memory_of(chosen) // (1 if on_gpu else here)
+    memory_bytes = memory_of(chosen) // (1 if on_gpu else ranks_here)
     name = torch.cuda.get_device_name(chosen) if on_gpu else chosen.type
-    world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes, name)
+    dtype_here = pick_dtype(chosen, dtype)
+    world = World(rank, world_size, local_rank, chosen, dtype_here, memory_bytes, name)
     if world_size > 1:
-        meet_and_test(world, MEET_S if world_size == here else NODES_MEET_S)
+        meet_and_test(world, MEET_S if world_size == ranks_here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
         world = replace(world, memory_bytes=int(least), team=Team(answer_s=ANSWER_S))
@@ -187,6 +190,21 @@ def meet_and_test(world: World, timeout_s: float) -> None:
             "NCCL_P2P_DISABLE=1"
         ) from None
     _set_pg_timeout(timedelta(seconds=ANSWER_S))
+
+
+def device_name(world: World) -> str:
+    """The GPU; or the processor, with the threads that torch takes."""
+    if world.device.type != "cpu":
+        return world.device_name
+    n = torch.get_num_threads()
+    return f"{cpu_name()}, {n} thread{'s' * (n > 1)}"
+
+
+def cpu_name() -> str:
+    """The processor's model name, where /proc/cpuinfo has it."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", disk.read_text(info)) if info.exists() else []
+    return names[0] if names else "CPU"
 
 
 class Signals:

@@ -19,7 +19,7 @@ import torch
 
 from config import PRESETS, Dtype, Local, UsageError, find_preset
 from machinery import checkpoint, disk, ranks
-from machinery.formats import Export, Origin
+from machinery.formats import Export, Provenance
 from machinery.output import json_of, say
 from machinery.shards import CACHE, Manifest, is_published
 from model import GPT
@@ -99,9 +99,9 @@ class Trained:
     config: EvalConfig
     path: Path
     """The folder of the checkpoint or of the export."""
-    origin: Origin
+    provenance: Provenance
     model: GPT | None = None
-    """In eval mode; None: only its record was read."""
+    """In eval mode; None: only its provenance was read."""
     own_tokenizer: Tokenizer | None = None
     """A stock model's."""
     about: str = ""
@@ -117,9 +117,9 @@ class Trained:
         has the hash it was trained with. An export's has BOS added, and a hash of its own."""
         if self.own_tokenizer:
             return self.own_tokenizer
-        expected = self.origin.tokenizer_sha256
-        if isinstance(self.origin, Export):
-            expected = self.origin.files.get("tokenizer.json")
+        expected = self.provenance.tokenizer_sha256
+        if isinstance(self.provenance, Export):
+            expected = self.provenance.files.get("tokenizer.json")
         for folder in dict.fromkeys([self.path.absolute(), self.run_dir]):
             file = folder / "tokenizer.json"
             if os.path.lexists(file):
@@ -131,12 +131,12 @@ class Trained:
     @cached_property
     def data(self) -> Manifest:
         """The data that the model was trained on, or --data_dir, if it has the same tokenizer."""
-        folder = self.config.data_dir or self.origin.data_dir
+        folder = self.config.data_dir or self.provenance.data_dir
         if not folder:
             raise UsageError(f"{self.path} does not say what it was trained on; give --data_dir")
         if is_published(folder):
             url = folder
-            folder = disk.inside(CACHE, str(self.origin.identity.get("data_fingerprint"))[:16])
+            folder = disk.inside(CACHE, str(self.provenance.identity.get("data_fingerprint"))[:16])
             if not (folder / "manifest.json").exists():
                 raise UsageError(
                     f"{self.path} was trained on {url}, which is opened only if you ask for it: "
@@ -147,7 +147,7 @@ class Trained:
         if own:
             same = own.same_ids(Tokenizer.load(manifest.tokenizer_file()))
         else:
-            same = self.origin.tokenizer_sha256 == manifest.tokenizer_sha256
+            same = self.provenance.tokenizer_sha256 == manifest.tokenizer_sha256
         if not same:
             raise UsageError(
                 f"{manifest.dir} has a different tokenizer from that of {self.path}; give the "
@@ -155,10 +155,11 @@ class Trained:
             )
         return manifest
 
-    def keep_record(self, **figures) -> None:
+    def append_result(self, **figures) -> None:
         """Append a line to eval.jsonl in the folder of the run or the export, if it can be
         written."""
-        facts = dict(run_dir=str(self.run_dir), step=self.origin.step, tokens=self.origin.tokens)
+        of = self.provenance
+        facts = dict(run_dir=str(self.run_dir), step=of.step, tokens=of.tokens)
         file = self.run_dir / "eval.jsonl"
         try:
             disk.append(file, json_of(asdict(self.config) | facts | figures) + "\n")
@@ -177,7 +178,8 @@ def load_model(config: EvalConfig, read_export: Callable | None = None) -> Train
     else:
         loaded = read_checkpoint(config, device, dtype)
     checkpoint.check_finite(loaded.model.state_dict(), f"{loaded.path} cannot be used")
-    about = loaded.about or f"step {loaded.origin.step:,}, {loaded.origin.tokens:,} tokens"
+    of = loaded.provenance
+    about = loaded.about or f"step {of.step:,}, {of.tokens:,} tokens"
     say(f"{loaded.path}: {about}; computed in {dtype}")
     loaded.model.eval()
     return loaded

@@ -38,7 +38,7 @@ def show(argv: list[str]) -> int:
     """`show [PRESET] [--option value ...]`: print one row, or the tokens of a text."""
     name, options = cli.first_word(argv)
     if not find_preset(name):
-        cli.find("preset", name, PRESETS)
+        cli.lookup("preset", name, PRESETS)
     config = cli.read_options(ShowConfig(f"data/{name}"), options, f"prepare_data.py show {name}")
     manifest = Manifest.load(config.data_dir, name)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())

@@ -90,7 +90,7 @@ class Lease:
                 self.store.remove("lease")
 
 
-class Mirror:
+class Mirror(contextlib.AbstractContextManager):
     """The checkpoints of a run in a store. The Checkpointer that it is given to sets
     `checkpointer`, itself: what it keeps on the disk is kept here, too."""
 
@@ -102,9 +102,6 @@ class Mirror:
         self.log = log
         self.lease = Lease(self.store, log)
         self.store.sweep()
-
-    def __enter__(self) -> "Mirror":
-        return self
 
     def __exit__(self, *error) -> None:
         """However the run ends, give the lease back."""
@@ -163,7 +160,7 @@ class Mirror:
                 self.store.remove(f"{name}/{MANIFEST}")  # first: half deleted, it does not count
                 self.store.remove(name)
 
-    def restore(self, path: Path, check: Callable | None = None) -> None:
+    def restore(self, path: Path, check: Callable | None) -> None:
         """Download the checkpoint that `path` names, and the run's small files that are missing or
         shorter here. DataError if it is damaged. check(url, trainer) may raise before the tensors
         are downloaded."""

@@ -361,7 +361,7 @@ def kill_before_validation(step: int) -> None:
 
     @instead_of("machinery.log:Log", "write")
     def write(honest, log, line, **more):
-        if line.step == step and isinstance(line, formats.Scored):
+        if isinstance(line, formats.Scored) and line.step == step:
             while not (log.run_dir / "checkpoints" / f"step_{step:08d}").exists():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -24,7 +24,7 @@ import train
 from bits_per_byte import score_text
 from config import GPTConfig, UsageError
 from data import RowLoader, order_of
-from machinery import build, disk, log
+from machinery import build, disk, log, screen
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from model import GPT
@@ -372,7 +372,7 @@ def test_time_left_has_every_validation_that_will_come():
     plan = SimpleNamespace(steps=2206, tokens_per_step=1)
     for step, every in ((1, 250), (1999, 250), (2000, 250), (2205, 0), (2205, 2206)):
         preset = SimpleNamespace(run=SimpleNamespace(eval_every=every))
-        log.time_left_s(SimpleNamespace(plan=plan, preset=preset, meter=meter), step)
+        screen.time_left_s(SimpleNamespace(plan=plan, preset=preset, meter=meter), step)
     assert asked == [9, 2, 1, 1, 1]
 
 

@@ -168,7 +168,7 @@ for word in [] if "ipykernel" in sys.modules else sys.argv[1:]:
     place_of = order_of(run.data)
     drawn = np.stack([run.data.row("train", *place_of(i)) for i in range(256)]).astype(np.int64)
     G_sq, trace = moments(run.model, torch.from_numpy(drawn).to(run.model.cos.device))
-    rows = [(run.origin.step, G_sq, trace, round(trace / G_sq))]
+    rows = [(run.provenance.step, G_sq, trace, round(trace / G_sq))]
     lesson.table(columns, rows, f"the noise scale of {run.run_dir.name}")
 
 # %% [markdown]

@@ -51,7 +51,7 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         raise UsageError("choice needs a file of questions: --task FILE.jsonl (docs/evaluation.md)")
     asked = {task: read_questions(task, config.shots) for task in config.task}
     loaded = load_model(config)
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
     answered = {
@@ -59,7 +59,7 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         for task, questions in asked.items()
     }
     for record in report(answered, config.shots):
-        loaded.keep_record(**record)
+        loaded.append_result(**record)
 
 
 # ------------------------------------------------------------------------------ the questions

@@ -249,4 +249,4 @@ def score_core(config: CoreConfig, load_model: Callable) -> None:
     record = summary(figures)
     say(f"CORE: {record['core']:.4f} +- {record['stderr']:.4f}")
     say("GPT-2 XL: 0.2565 +- 0.0071, on at most 1,000 items of each task, as --limit 1000")
-    loaded.keep_record(seq_len=seq_len, **record)
+    loaded.append_result(seq_len=seq_len, **record)

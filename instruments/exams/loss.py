@@ -23,8 +23,8 @@ from config import Count, UsageError
 from instruments.pages.multiplier import rows_file
 from machinery import disk
 from machinery.errors import NonFiniteError
-from machinery.log import sources_line
 from machinery.output import say
+from machinery.screen import sources_line
 from machinery.trained import EvalConfig
 from model import GPT
 
@@ -132,7 +132,7 @@ def score_held_out(config: LossConfig, load_model) -> None:
         for part in torch.arange(T).tensor_split(min(PARTS, T)):
             total, n = by_position[:, part].sum(1)
             say(f"{part[0]:,} to {part[-1]:,}: {total / n:.4f} nats per token")
-    loaded.keep_record(
+    loaded.append_result(
         val_loss=nats,
         val_bpb=bpb,
         val_bpb_by_source=by_source,
@@ -140,7 +140,7 @@ def score_held_out(config: LossConfig, load_model) -> None:
         data_fingerprint=manifest.fingerprint,
     )
     if not config.rows and not config.data_dir:
-        keep_rows(rows_file(loaded.run_dir, loaded.origin.step), rows)
+        keep_rows(rows_file(loaded.run_dir, loaded.provenance.step), rows)
 
 
 def keep_rows(path: Path, rows: Tensor) -> None:

@@ -151,13 +151,13 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
 
 def check_fits(player: Trained, first: Trained, prompts: list[str], new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
-    tuned = player.origin.tuned
-    if tuned != first.origin.tuned:
+    tuned = player.provenance.tuned
+    if tuned != first.provenance.tuned:
         raise UsageError(
             f"of {player.path} and {first.path} one was tuned on conversations, the other was not: "
             "let them play apart"
         )
-    has = player.origin.model.seq_len
+    has = player.provenance.model.seq_len
     longest = max(len(prompt_ids(text, player.tokenizer, tuned)[0]) for text in prompts)
     if longest + new_tokens > has:
         raise UsageError(
@@ -173,14 +173,15 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     begin = config.prompt_tokens
     new = config.max_new_tokens
-    least = 1 if player.origin.tuned else new  # tokens of what follows: an answer has its own end
+    # Tokens of what follows: an answer has its own end.
+    least = 1 if player.provenance.tuned else new
     found = []
     for source, i in np.random.default_rng(config.seed).permutation(data.val_rows(manifest)):
         row = manifest.row("val", source, i)
         for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
             ids = document[1:].tolist()  # without BOS
             length = begin
-            if player.origin.tuned:
+            if player.provenance.tuned:
                 ids, length = exchange(ids, tokenizer)
             if length <= begin and len(ids) >= length + least and len(found) < config.n_prompts:
                 whole = tokenizer.decode(ids[: length + new])
@@ -211,7 +212,7 @@ def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list
     draws = SampleConfig(
         temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
     )
-    tuned = player.origin.tuned
+    tuned = player.provenance.tuned
     return continuations(player.model, player.tokenizer, prompts, tuned, draws)
 
 
@@ -231,16 +232,16 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
     before = []
     after = []
     for prompt, text in zip(prompts, texts):
-        ids = prompt_ids(prompt, player.tokenizer, player.origin.tuned)[0]
+        ids = prompt_ids(prompt, player.tokenizer, player.provenance.tuned)[0]
         before.append(ids[1:])  # it adds the BOS
-        room = player.origin.model.seq_len + 1 - len(ids)
+        room = player.provenance.model.seq_len + 1 - len(ids)
         after.append(player.tokenizer.encode(text)[:room])
     return judge.novel_mean(player.model, before, after)
 
 
 def kinship(judge: Trained, players: list[Trained]) -> list[str]:
     """A sentence if the judge, by its trainer.json, comes from the run of a player."""
-    if all(judge.origin.identity != player.origin.identity for player in players):
+    if all(judge.provenance.identity != player.provenance.identity for player in players):
         return []
     return [
         f"{judge.path} is of a player's own run, and likelihood favours text like its own: "

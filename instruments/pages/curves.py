@@ -11,7 +11,7 @@ import numpy as np
 
 from instruments.pages import picture
 from instruments.pages.run_folder import RunFolder, one_line
-from machinery.log import short
+from machinery.screen import short
 
 PANELS = (  # title, key of the training records, key of the validations, is it noisy?
     ("bits per byte", "bpb", "val_bpb", True),

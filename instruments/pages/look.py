@@ -346,7 +346,7 @@ def look(config: LookConfig, load_model: Callable) -> None:
     if len(ids) > limit:
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
     found = facts_of(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
-    origin = loaded.origin
+    origin = loaded.provenance
     found |= dict(source=source, step=origin.step, trained=origin.tokens, tuned=origin.tuned)
     path = Path(config.out or run_dir / "look.html")
     disk.write_text(path, page(found, f"Inside {run_dir.name}"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from instruments.pages.run_folder import RunFolder
 from machinery import disk
-from machinery.log import short
+from machinery.screen import short
 
 TOO_EARLY = "n/a: one had it before its first validation"
 BLOCK = 8  # rows that are drawn together

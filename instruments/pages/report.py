@@ -20,8 +20,8 @@ from instruments.pages.run_folder import RunFolder, one_line
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import code, disk, folders, trained
 from machinery.formats import SampleLine
-from machinery.log import duration, short
 from machinery.output import say
+from machinery.screen import duration, short
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 40  # drawn at a validation

@@ -23,8 +23,8 @@ import config as cfg
 import flops
 from config import GPTConfig, UsageError
 from machinery import cli, folders, plan, ranks, shards
-from machinery.log import short
 from machinery.output import say
+from machinery.screen import short
 from model import GPT
 
 # Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published

@@ -112,7 +112,7 @@ def reply(talk: Talk, question: str) -> None:
 def talk(config: ChatConfig, load_model: Callable) -> None:
     """`eval.py chat`. load_model: EvalConfig -> Trained."""
     loaded = load_model(config)
-    if not loaded.origin.tuned:
+    if not loaded.provenance.tuned:
         raise UsageError(
             f"{loaded.path} was not tuned on conversations, so it completes text; docs/chat.md "
             "says how to tune it, and eval.py sample shows what it writes"

@@ -61,7 +61,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     goes before it; for a tuned model it is a question."""
     loaded = load_model(config)
     draw_on_one_thread(loaded.model)
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     if tuned:
         print("tuned on conversations: each prompt is a question, and the answer follows")
     for prompt in config.prompt or prompts_of(loaded):

@@ -183,14 +183,14 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     server = open_server(config.port)  # before the model takes its time
     loaded = load_model(config)
     name = loaded.run_dir.name
-    tuned = loaded.origin.tuned
+    tuned = loaded.provenance.tuned
     server.service = Service(
         loaded.model,
         loaded.tokenizer,
         name=name,
         tuned=tuned,
         parameters=sum(p.numel() for p in loaded.model.parameters()),
-        tokens=loaded.origin.tokens,
+        tokens=loaded.provenance.tokens,
         prompts=prompts_of(loaded),
     )
     say(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")

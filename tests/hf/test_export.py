@@ -26,7 +26,7 @@ from hf import card, export, mapping, parity, template
 from machinery import cli, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError, ParityError, StorageError
-from machinery.formats import Origin, SourceFacts
+from machinery.formats import Provenance, SourceFacts
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, Trained
 from model import GPT
@@ -74,8 +74,8 @@ def build(seed: int = 1, **changes) -> GPT:
     return model.eval()
 
 
-def origin_of(model: GPT, **identity) -> Origin:
-    return Origin(step=7, tokens=7000, identity=identity, model=model.config)
+def provenance_of(model: GPT, **identity) -> Provenance:
+    return Provenance(step=7, tokens=7000, identity=identity, model=model.config)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def export_model(tokenizer, tmp_path, monkeypatch):
     identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
     def export_model(model, out="out", **more):
-        loaded = Trained(EvalConfig(), path, origin_of(model, **identity | more), model)
+        loaded = Trained(EvalConfig(), path, provenance_of(model, **identity | more), model)
         monkeypatch.setattr(models, "load_model", lambda config: loaded)
         monkeypatch.setattr(Trained, "data", manifest)
         config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / out))
@@ -399,8 +399,8 @@ def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path, monkeypatc
 
 
 def test_the_card_prefers_the_loss_on_all_rows(tmp_path):
-    origin = Origin(step=2, tokens=20, identity={}, model=BASE)
-    loaded = Trained(EvalConfig(), tmp_path / "checkpoints" / "step_00000002", origin)
+    provenance = Provenance(step=2, tokens=20, identity={}, model=BASE)
+    loaded = Trained(EvalConfig(), tmp_path / "checkpoints" / "step_00000002", provenance)
     part = dict(step=2, tokens=20, val_loss=3.0, val_bpb=1.5, val_rows=160)
     whole = dict(step=2, tokens=20, full_val_loss=2.8, full_val_bpb=1.4, val_rows=348)
     for last, expected in ((whole | dict(step=3), (1.5, 160)), (whole, (1.4, 348))):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import test_export
 import torch
-from test_export import STOCK, origin_of
+from test_export import STOCK, provenance_of
 
 from config import EXTRAS, UsageError, find_preset
 from hf import export, llama_cpp, mapping, template
@@ -51,8 +51,8 @@ def export_gguf(tokenizer, tmp_path, monkeypatch):
     """export.export for a model in memory, without a run on disk."""
 
     def export_gguf(model, form="f32", tuned=False, tokenizer=tokenizer, name="run"):
-        origin = origin_of(model, conversations=tuned)
-        loaded = Trained(EvalConfig(), tmp_path / name, origin, model, tokenizer)
+        provenance = provenance_of(model, conversations=tuned)
+        loaded = Trained(EvalConfig(), tmp_path / name, provenance, model, tokenizer)
         monkeypatch.setattr(models, "load_model", lambda config: loaded)
         return export.export(export.ExportConfig(out=str(tmp_path / "out"), gguf=form))
 
@@ -117,7 +117,7 @@ def test_ids_of_a_hundred_thousand_tokens(split, tmp_path):
     ]
     tokenizer = Tokenizer.train(texts + texts[-4:] * 50, 4096, split=split)
     model = build(tokenizer, **STOCK | dict(seq_len=16))
-    loaded = Trained(EvalConfig(), tmp_path / "run", origin_of(model), model, tokenizer)
+    loaded = Trained(EvalConfig(), tmp_path / "run", provenance_of(model), model, tokenizer)
     file = tmp_path / "run.gguf"
     llama_cpp.write(file, loaded, "f16")
     served = llama_cpp.Served(file, 16)

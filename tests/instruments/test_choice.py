@@ -134,8 +134,9 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
 
     model.config = type("Config", (), dict(seq_len=64))
     model.cos = torch.zeros(1)
-    loaded = SimpleNamespace(model=model, tokenizer=tokenizer, origin=SimpleNamespace(tuned=False))
-    loaded.keep_record = lambda **figures: kept.append(figures)
+    untuned = SimpleNamespace(tuned=False)
+    loaded = SimpleNamespace(model=model, tokenizer=tokenizer, provenance=untuned)
+    loaded.append_result = lambda **figures: kept.append(figures)
     path = tmp_path / "own.jsonl"
     row = dict(query="q", choices=["z", "self"], gold=1)
     write_lines(path, [row] * 2)

@@ -96,8 +96,8 @@ def test_a_judge_is_doubted_for_its_kin(own_run):
     write. A judge of another seed lifts the doubt."""
     path = own_run / "checkpoints" / "step_00000012"
     own = Trained(EvalConfig(), path, checkpoint.read_trainer(path))
-    seed = dict(identity=own.origin.identity | dict(seed=5))
-    other = replace(own, origin=replace(own.origin, **seed))
+    seed = dict(identity=own.provenance.identity | dict(seed=5))
+    other = replace(own, provenance=replace(own.provenance, **seed))
     assert len(tournament.kinship(own, [other, replace(own)])) == 1
     assert tournament.kinship(other, [own]) == []
     assert any("own run" in why for why in hold(own_run)["doubts"])

@@ -54,9 +54,8 @@ def test_what_was_edited_can_be_had_again(project):
     assert all(found.files[name] == disk.sha256_of(project / name) for name in found.files)
     assert "eval.py" not in found.files  # it changes no number of a run
 
-    for name, value in (("color.diff", "always"), ("diff.noprefix", "true")):
-        git(project, "config", name, value)
-    git(project, "config", "diff.external", "true")
+    for option in ("color.diff always", "diff.noprefix true", "diff.external true"):
+        git(project, "config", *option.split())
     (project / "extra.py").write_text("from own import fresh\n\n\ndef act(x):\n    return -x\n")
     (project / "own").mkdir()
     (project / "own/fresh.py").write_text("y = 'ä'\n")

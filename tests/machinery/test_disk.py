@@ -61,7 +61,7 @@ def things(folder, mine) -> dict:
     (folder / "link").symlink_to(mine)
     (folder / "nowhere").symlink_to(folder / "new")
     (folder / "zeros").symlink_to("/dev/zero")
-    return {name: folder / name for name in ("pipe", "folder", "link", "nowhere", "zeros")}
+    return {path.name: path for path in folder.iterdir()}
 
 
 def test_only_a_regular_file_is_opened_and_nothing_waits(mine, tmp_path):
@@ -146,8 +146,6 @@ def test_what_is_read_as_a_whole_is_bounded(tmp_path):
     path = tmp_path / "big"
     with open(path, "wb") as file:
         file.truncate(10 << 30)
-    with pytest.raises(OSError):
-        disk.read_bytes(path)
     with pytest.raises(DataError):
         disk.read_json(path)
     path.write_bytes(bytes(100))

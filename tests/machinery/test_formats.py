@@ -15,7 +15,7 @@ import sys
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -24,17 +24,13 @@ sys.path.insert(0, str(ROOT))
 from config import GPTConfig  # noqa: E402
 from machinery import formats  # noqa: E402
 from machinery.errors import DataError  # noqa: E402
-from machinery.formats import checked, tree_of  # noqa: E402
+from machinery.formats import checked, hints_of, tree_of  # noqa: E402
 
 KINDS = [x for x in vars(formats).values() if getattr(x, "__module__", "") == formats.__name__]
 KINDS = [kind for kind in KINDS if is_dataclass(kind)]
 FILES = {"trainer.json": "0a" * 32, "model.safetensors": "0a" * 32}
 VALUES = [None, True, 0, 1, -1, 7.5, math.nan, math.inf, 1e300, 1 << 60, "", "a", "\x1b[2J"]
 VALUES += ["a" * 5000, "A" * 64, "../" + "a" * 61, [], [[]], ["a"], {}, {"x": []}]
-
-
-def hints_of(kind) -> dict:
-    return get_type_hints(kind, include_extras=True)
 
 
 def needed_by(kind) -> list[str]:

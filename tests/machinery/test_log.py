@@ -9,7 +9,7 @@ from conftest import losses, metrics, read_lines, write_lines
 from faults import start
 
 from machinery import log
-from machinery.formats import Start
+from machinery.formats import Stamp, Start, StartLine
 
 FAKE = """from types import SimpleNamespace
 Settings = SimpleNamespace
@@ -98,29 +98,35 @@ def test_what_wandb_sends_is_its_own_settings_to_decide(settings, small_data, tm
 
 def test_the_figures_of_a_long_run_are_kept(tmp_path):
     """152,000 steps, as `biatron-345m` has, fill more than 64 MB."""
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
+    line = b'{"step": 1, "loss": 2.0, "val_bpb": 1.0}\n'  # no validation comes again
+    (tmp_path / "metrics.jsonl").write_bytes(line + b" " * (65 << 20))
     begin(tmp_path)
     assert losses(tmp_path) == {1: 2.0}
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path):
-    """Of a stranger's run, or of another program."""
+    """Of a stranger's run, or of another program; and a validation that comes again."""
     good = {"step": 1, "loss": 2.0}
     sample = good | {"text": "https://h/x?y#z"}
-    write_lines(tmp_path / "metrics.jsonl", [good, {"step": "3"}, 7])
+    again = {"step": 5, "val_bpb": 1.0}
+    write_lines(tmp_path / "metrics.jsonl", [good, {"step": "3"}, 7, again])
     write_lines(tmp_path / "samples.jsonl", [sample, {"step": None}])
-    begin(tmp_path, 5)
-    assert losses(tmp_path) == {1: 2.0}
+    begin(tmp_path, 5, validates=True)
+    assert metrics(tmp_path) == [good]
     assert read_lines(tmp_path / "samples.jsonl") == [sample]  # its text as it was
 
 
-@pytest.mark.parametrize("validates", [True, False])
-def test_a_validation_that_comes_again_is_recorded_once(validates, tmp_path):
-    lines = [{"step": 4, "val_bpb": 3.0}, {"step": 5, "loss": 2.0}, {"step": 5, "val_bpb": 1.0}]
-    write_lines(tmp_path / "metrics.jsonl", lines)
-    begin(tmp_path, 5, validates)
-    kept = [line for line in metrics(tmp_path) if "start" not in line]
-    assert kept == (lines[:2] if validates else lines)
+def test_what_a_resumed_run_writes_again_is_dropped():
+    lines = [
+        (b"start", StartLine(start=START)),
+        (b"before", Stamp(step=4, full_val_bpb=1.0)),
+        (b"at", Stamp(step=5)),
+        (b"full", Stamp(step=5, full_val_bpb=1.0)),
+        (b"after", Stamp(step=6)),
+        (b"validation", Stamp(step=5, val_bpb=1.0)),
+    ]
+    assert log.kept(lines, 5, validates=True) == b"start\nbefore\nat\n"
+    assert log.kept(lines, 5, validates=False) == b"start\nbefore\nat\nvalidation\n"
 
 
 def test_what_cannot_be_read_today_is_kept(tmp_path):

@@ -1,0 +1,55 @@
+"""What a run prints beside its step line, which stands in train.py: the time that is left, the last
+lines, numbers in few characters. Next: train.py."""
+
+import math
+import shlex
+import time
+
+from machinery.plan import UNKNOWN
+
+
+def time_left_s(run, step: int) -> float:
+    """Seconds from `step` to the end of a run, with its validations and its last save."""
+    every, plan = run.preset.run.eval_every, run.plan
+    if plan.steps == UNKNOWN:
+        return 60 * run.preset.train.minutes
+    evals = math.ceil(plan.steps / every) - step // every if every else 1
+    tokens_left = (plan.steps - step) * plan.tokens_per_step
+    return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
+
+
+def done_text(run, validation: str, report: str) -> str:
+    """The last lines of a run: its time, where its files are, the next command."""
+    log = run.log
+    progress = run.progress
+    step = progress.step
+    seconds = time.monotonic() - progress.started_at
+    since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
+    return (
+        f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
+        f"{duration(seconds)}{since}; {validation}\n"
+        f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
+        f"metrics     {log.file}\n{report}\n"
+        f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
+        f"--run_dir {shlex.quote(str(log.run_dir))}"
+    )
+
+
+def sources_line(bpb: dict[str, float]) -> str:
+    """{"web": 1.1, "code": 0.9} -> ' (web 1.1000, code 0.9000)'; '' if there is one source."""
+    return f" ({', '.join(f'{k} {v:.4f}' for k, v in bpb.items())})" if len(bpb) > 1 else ""
+
+
+def short(x: float) -> str:
+    """1_020_000 -> 1.02M"""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if x >= 0.9995 * size:  # 999,600 is 1M, not 1000K
+            return f"{x / size:.3g}{unit}"
+    return f"{x:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """3725 -> 1h02m; 95 -> 1m35s"""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
