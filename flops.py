@@ -2,14 +2,11 @@
 
 1. The table of cards: the peak FLOP/s of a device, by its name. None is guessed for a device that
    the table does not name in whole words.
-2. MFU: how much of that peak a model uses. There are two conventions of FLOPs per token
-   (`GPT.flops_per_token`): `full` counts all T x T attention (PaLM, appendix B), `causal` the half
-   that a causal model needs (Megatron-LM). The same run has 41% MFU in one and 32% in the other, so
-   both are printed.
+2. MFU: how much of that peak a model uses. FLOPs per token (`GPT.flops_per_token`) are `full`, with
+   all T x T attention (PaLM, appendix B), or `causal`, with the half that a causal model needs
+   (Megatron-LM). The same run has 41% MFU in one and 32% in the other, so both are printed.
 3. The meter: tokens/s and the time left of a run. Evaluation, saving and compilation never count as
-   training time.
-
-Next: bits_per_byte.py.
+   training time. Next: bits_per_byte.py.
 """
 
 import re

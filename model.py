@@ -1,11 +1,12 @@
 """The GPT: its initial values, forward pass, loss, FLOPs and generation (config.py has GPTConfig).
 
-`GPT(config)` may be built on the meta device, where tensors have shapes but no memory. Torch's
-`to_empty` then gives them memory, and `init_weights()` their values: nothing else does. Weights are
-kept in fp32 and cast to `compute_dtype` where they are used; the loss is computed in fp32.
+`GPT(config)` may be built on the meta device, where tensors have shapes but no memory, so that a
+large model is made only once, where it will be. Torch's `to_empty` then gives the tensors memory,
+and `init_weights()` their values: nothing else does. Weights are kept in fp32 and cast to
+`compute_dtype` where they are used; the loss is computed in fp32.
 
-Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads,
-D = head_dim, V = vocab_size. Next: data.py makes its batches.
+Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads
+(each for H / G query heads), D = head_dim, V = vocab_size. Next: data.py makes its batches.
 """
 
 from collections.abc import Iterator
@@ -59,8 +60,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v as they are, or repeated for each query head that they serve: on a GPU, PyTorch's
-    fast kernels take fewer key/value heads than query heads in bf16 only."""
+    """k and v as they are, or repeated for each query head that they serve: on a GPU without bf16,
+    or in fp32, PyTorch has no fast kernel for fewer key/value heads than query heads."""
     times = q.size(1) // k.size(1)
     if times > 1 and q.is_cuda and q.dtype != torch.bfloat16:
         k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
@@ -70,8 +71,8 @@ def share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
     """x (B, T, C), the output head's weight (padded V, C) -> logits (B, T, V) in fp32.
 
-    The padding is cut off. Unless the cap is 0, logits are bent smoothly into -cap .. cap (Gemma
-    2): none can grow without bound."""
+    The padding, which makes V a multiple of 64 for the tensor cores, is cut off. Unless the cap is
+    0, logits are bent smoothly into -cap .. cap (Gemma 2): none can grow without bound."""
     logits = F.linear(x, weight)[..., : config.vocab_size].float()
     cap = config.logit_softcap
     if cap:
@@ -110,7 +111,8 @@ class KVCache:
         self.last: dict[int, Tensor] = {}  # layer -> what `previous`, below, needs next time
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D)."""
+        """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D). `length`
+        grows after the last layer, in GPT.forward."""
         end = self.length + k.size(2)
         self.k[layer, :, :, self.length : end] = k
         self.v[layer, :, :, self.length : end] = v
@@ -186,7 +188,7 @@ class Attention(nn.Module):
 class ReluSquared(torch.autograd.Function):
     """relu(x)^2. Its slope, 2 relu(x), is 2 sqrt(result): backward needs only the result, which the
     next matmul keeps anyway. F.relu(x).square() would keep its input too: a fifth more memory for
-    the activations of `tiny` (benchmarks/RESULTS.md)."""
+    the activations of `tiny` (benchmarks/RESULTS.md). This ctx is autograd's, not a Context."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ class MLP(nn.Module):
         self.down = Linear(config.mlp_hidden, config.n_embd)
 
     def forward(self, x):
-        if self.swiglu:
+        if self.swiglu:  # Shazeer 2020
             h = F.silu(self.gate(x)) * self.up(x)  # (B, T, mlp_hidden)
         else:
             h = ReluSquared.apply(self.up(x))  # (B, T, mlp_hidden)
@@ -257,7 +259,8 @@ KINDS = {
 
 
 def kind_of(name: str) -> str:
-    """The key in KINDS: "blocks.3.attn.q.weight" -> "q", "value_embeds.1.weight" -> itself."""
+    """The key in KINDS: "blocks.3.attn.q.weight" -> "q". Only "value_embeds.1.weight", whose last
+    word is a layer, -> "value_embeds"."""
     words = name.removesuffix(".weight").split(".")
     kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
     if kind not in KINDS:
@@ -331,13 +334,14 @@ class GPT(nn.Module):
         init_previous_token_head(name, weight, config)
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by group; optim.py gives each its own learning rate, and with --optimizer
-        muon Muon takes "matrix", AdamW the others. A table that is both counts as "head". "scalar"
-        is for gains and biases that you add; it is empty here."""
+        """The parameters by group. With --optimizer muon each group has a learning rate of its own,
+        and Muon takes "matrix", the matrices inside the blocks; AdamW takes the others. A tied
+        table counts as "head". "scalar" is for gains and biases that you add; it is empty here."""
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings
-            groups["head" if tied else KINDS[kind_of(name)][0]].append(p)
+            group = "head" if tied else KINDS[kind_of(name)][0]
+            groups[group].append(p)
         return groups
 
     # ---------------------------------------------------------------- forward
@@ -463,31 +467,30 @@ class GPT(nn.Module):
 
 def init_previous_token_head(name: str, weight: Tensor, config: GPTConfig) -> None:
     """Change the weights of one attention head, the first of the first layer, so that it begins by
-    looking at the token before. It takes an untied output head, norms that make the sizes below
-    known, and RoPE; otherwise nothing changes.
+    looking at the token before. A model learns without it: skip this at a first reading. It takes
+    an untied output head, RoPE, and norms that make the sizes below known.
 
     Why: to copy what followed a token last time, a key must know the token before its own
     (induction heads, Olsson et al. 2022; lesson 33). A model that has to discover this first stays
     on a plateau, for a time that depends on the seed. benchmarks/RESULTS.md says what it is worth.
 
-    How: n_same channels of the embedding begin with one value for every token. The weights that
-    read them make a part of q and of k that is the same for every token. In a pair of channels of
-    frequency f, this part of k is (A, 0), which RoPE turns by the angle s f at position s. That of
-    q is the same turned back by one position, A (cos f, -sin f), which RoPE turns to (t - 1) f. So
-    their product, A^2 cos((t - 1 - s) f), is largest for the key at s = t - 1. It is done in the
-    n_pairs pairs of highest frequency, where one position makes the most difference. And `out`, of
-    this head alone, does not begin at 0. To all other weights, equal channels are a bias."""
+    How: n_same channels of the embedding begin with one value for every token. The weights of q and
+    k that read them add a vector that is the same for every token. In a pair of channels of
+    frequency f, that of k is (A, 0): at position s, RoPE turns it by the angle s f. That of q is
+    the same vector, turned back by one position, A (cos f, -sin f): at position t, RoPE turns it to
+    the angle (t - 1) f. Their product, A^2 cos((t - 1 - s) f), is largest for the key at s = t - 1.
+    It is done in the n_pairs pairs of highest frequency, where one position makes the most
+    difference. To all other weights, the equal channels are a bias."""
     D = config.head_dim
     if config.tie_embeddings or not (config.embed_norm and config.qk_norm and config.has_rope(0)):
         return
     n_same = config.n_embd // 4
     n_pairs = max(1, D // 12)
-    # The norm of this part shall be 5 times that of the rest of q, which is sqrt(D). So in each of
-    # n_pairs pairs, A is 5 * (D / n_pairs)**0.5: the sum of n_same products of 1, about what the
-    # norms make of a channel that is the same everywhere, and:
+    # What is added to q has 5 times the norm of the rest, which is sqrt(D). So in each of n_pairs
+    # pairs, A is 5 * (D / n_pairs)**0.5: a sum over n_same channels, each about 1 after the norms.
     part = 5 * (D / n_pairs) ** 0.5 / n_same
     if name == "embed.weight":
-        weight[:, :n_same] = 0.8  # as large as the other channels, whose standard deviation it is
+        weight[:, :n_same] = 0.8  # the standard deviation of the others
     elif name == "blocks.0.attn.k.weight":
         weight[:n_pairs, :n_same] += part
     elif name == "blocks.0.attn.q.weight":
@@ -495,4 +498,4 @@ def init_previous_token_head(name: str, weight: Tensor, config: GPTConfig) -> No
         weight[:n_pairs, :n_same] += part * cos[1, :n_pairs, None]
         weight[D // 2 : D // 2 + n_pairs, :n_same] -= part * sin[1, :n_pairs, None]
     elif name == "blocks.0.attn.out.weight":
-        weight[:, :D].normal_(0, 0.5 * D**-0.5)
+        weight[:, :D].normal_(0, 0.5 * D**-0.5)  # what it adds is half as large as its values

@@ -192,9 +192,9 @@ class Muon(torch.optim.Optimizer):
     def _whole_orthogonalized(self, u: Tensor, p: Tensor) -> Tensor:
         """u (N, rows of this rank, cols) -> (N, rows, cols), orthogonalized: all of it here, or
         each rank a share of the N matrices, which the ranks then exchange."""
-        group = None
+        process_group = None  # all ranks
         if isinstance(p, DTensor):
-            group = p.device_mesh.get_group()
+            process_group = p.device_mesh.get_group()
             rows, cols = p.shape
             u = DTensor.from_local(
                 u,
@@ -203,18 +203,18 @@ class Muon(torch.optim.Optimizer):
                 shape=(len(u), rows, cols),
                 stride=(rows * cols, cols, 1),
             ).full_tensor()
-        world = dist.get_world_size(group) if self.divide or group else 1
+        world = dist.get_world_size(process_group) if self.divide or process_group else 1
         if world == 1:
             return self.orthogonalize(u, self.ns_dtype)
         share = math.ceil(len(u) / world)
-        rank = dist.get_rank(group)
+        rank = dist.get_rank(process_group)
         own = u[rank * share : (rank + 1) * share]
         missing = u.new_zeros(share - len(own), *u.shape[1:])  # pad the last shares to full size
         own = self.orthogonalize(torch.cat([own, missing]), self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
         # all_gather_into_tensor is what torch before 2.13 calls it
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(whole, own.contiguous(), group=group)
+        gather(whole, own.contiguous(), group=process_group)
         return whole[: len(u)]
 
 
@@ -232,10 +232,11 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------- building
 
-# The rates of `--optimizer muon` are those that were tuned at a batch of `rates_at` tokens and a
-# width of 768. Another batch multiplies all of them by c(B) / c(rates_at), with c(B) = 1 / sqrt(1 +
-# B0 / B): noise bounds the step of a small batch (McCandlish et al. 2018). Another width multiplies
-# those of the tables by (width / 768)^-1/2. docs/scaling.md derives it, and says what was measured.
+# The rates of `--optimizer muon` were tuned at a batch of `rates_at` tokens and a width of 768. For
+# a batch of B tokens all are multiplied by c(B) / c(rates_at), where c(B) = 1 / sqrt(1 + 3 rates_at
+# / B): noise bounds the step of a small batch (McCandlish et al. 2018). For another width, those of
+# the tables are multiplied by (width / 768)^-1/2. docs/scaling.md has the derivation, and what was
+# measured.
 
 
 def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
@@ -289,7 +290,8 @@ def build(
 
 
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW: one kernel per step. A group without parameters is left out."""
+    """Fused AdamW: one kernel per step. A group without parameters is left out. Torch would make
+    the state in the first step; a checkpoint is loaded before that."""
     groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
     for group in groups:

@@ -57,25 +57,7 @@ AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7
 # those of the uncut text. Only a stretch of 32K characters without the end of a word is cut at an
 # arbitrary place: a token may then become two, but no byte is lost.
 BLOCK = 65_536
-LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
-
-# The kinds of steps that the parts of a tokenizer.json may have.
-STEPS = {
-    "normalizer": {"NFC"},
-    "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Split"},
-    "decoder": {"ByteLevel"},
-}
-# Options of a BPE that it may not have: ids would not be those of plain merges.
-OPTIONS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix")
-
-
-def byte_symbols() -> dict[str, int]:
-    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table):
-    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
@@ -90,7 +72,16 @@ def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
 
 
 class Tokenizer:
-    """A byte-level BPE. Build one with `Tokenizer.train` or `Tokenizer.load`."""
+    """A byte-level BPE: text is split into pieces, each piece begins as bytes, and then the pair of
+    neighbours that was learned first is merged into one token, again and again. Build one with
+    `Tokenizer.train` or `Tokenizer.load`. A tokenizer.json, as far as it is read here:
+
+        added_tokens    [{"content": "<|bos|>", "id": 0, "special": true}, ...]
+        normalizer      nothing, or NFC
+        pre_tokenizer   the split
+        model           "vocab": {"Ġthe": 300, ...}, "merges": [["Ġ", "t"], ...] as learned
+        post_processor  "single": [{"SpecialToken": {"id": "<|bos|>"}}, ...]: a text begins with it
+    """
 
     def __init__(self, spec: str):
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
@@ -103,10 +94,10 @@ class Tokenizer:
         if self.bos not in self.special:
             raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
         self.bos_id = self.special[self.bos]
-        self.nfc = bool(_steps(tree["normalizer"]))
+        self.nfc = bool(_steps(tree["normalizer"]))  # any other step was refused
         sizes = [len(self.bytes_of[i]) for i in range(self.vocab_size)]
         self.token_bytes = np.array(sizes, np.int32)  # (vocab_size,)
-        self.token_bytes[list(self.special.values())] = 0  # they stand for no text
+        self.token_bytes[list(self.special.values())] = 0  # no part of the text
         self.split = split_trained_with(tree, self.vocab_size)  # "": it was not trained here
         if self.split:
             ranks = {self.bytes_of[i]: i for i in range(len(SPECIAL_TOKENS), self.vocab_size)}
@@ -209,6 +200,14 @@ def normalize(text: str, nfc: bool = False) -> str:
     return text
 
 
+def byte_symbols() -> dict[str, int]:
+    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table):
+    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
 def vocabulary_of(tree: dict) -> dict[int, bytes]:
     """The tokens of a tokenizer.json, id -> bytes; UsageError unless each of the 256 bytes is an
     ordinary one, and the ids are 0, 1, 2, ..."""
@@ -265,6 +264,9 @@ def untrained(split: str, nfc: bool):
     return bpe
 
 
+LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
+
+
 def _cut(text: str) -> Iterator[str]:
     """Cut text for the trainer, whose time grows with the square of a word's length: a gene is one
     word, and so is Chinese without punctuation."""
@@ -273,6 +275,16 @@ def _cut(text: str) -> Iterator[str]:
         yield text[start : run.end()]
         start = run.end()
     yield text[start:]
+
+
+# The kinds of steps that the parts of a tokenizer.json may have.
+STEPS = {
+    "normalizer": {"NFC"},
+    "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Split"},
+    "decoder": {"ByteLevel"},
+}
+# Options of a BPE that it may not have: ids would not be those of plain merges.
+OPTIONS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix")
 
 
 def _steps(part: dict | None) -> list[str]:

@@ -29,8 +29,7 @@ def along(weight: torch.Tensor) -> torch.Tensor:
     return torch.linspace(0, 1, len(weight), device=weight.device)
 
 
-BEGINS = {
-    "smear": lambda weight: weight.zero_(),
+BEGINS = {  # the others at 0
     "smear_gate": lambda weight: weight.uniform_(0, 0.02),
     "residual": lambda weight: weight.copy_(1.15 - 0.10 * along(weight)),
     "first": lambda weight: weight.copy_(0.20 - 0.15 * along(weight)),
@@ -38,7 +37,7 @@ BEGINS = {
 }
 
 
-NEW = {name: ("scalar", 0.0, 0.0) for name in FAST}  # lines of model.KINDS
+NEW = dict.fromkeys(FAST, ("scalar", 0.0, 0.0))  # lines of model.KINDS
 
 
 class Tried(model.GPT):
@@ -62,12 +61,11 @@ class Tried(model.GPT):
         if "backout" in self.ideas:
             self.backout = nn.Parameter(torch.empty(1))
 
-    @torch.no_grad()
     def init_one(self, name, weight):
         super().init_one(name, weight)
         kind = model.kind_of(name)
-        if kind in NEW:
-            BEGINS[kind](weight).div_(FAST[kind])
+        if kind in BEGINS:
+            BEGINS[kind](weight.data).div_(FAST[kind])
 
     def forward(self, idx, targets=None, reduction="mean", cache=None):
         assert cache is None, "an idea that is tried out is not sampled from"
