@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> dict[str, Tensor]:
-    """The arguments of `loss_and_bpb`, by name, summed over each row: (B,) each, in fp32.
+    """The arguments of `loss_and_bpb`, by name, in their order, summed over each row: (B,), fp32.
 
     nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
     token_bytes (V,): a special token has 0 bytes, and is no text."""
@@ -56,6 +56,8 @@ def score_text(
     by_source.index_add_(1, torch.tensor(source_of), by_row)
     if dist.is_initialized():
         dist.all_reduce(by_source)
-    each = {name: sums for name, sums in zip(names, by_source.T.tolist()) if sums[3]}
-    bits = {name: loss_and_bpb(*sums)[1] for name, sums in each.items()}
+    bits = {}
+    for name, sums in zip(names, by_source.T.tolist()):
+        if sums[3]:  # bytes
+            bits[name] = loss_and_bpb(*sums)[1]
     return *loss_and_bpb(*by_source.sum(1).tolist()), bits

@@ -9,7 +9,8 @@
    packed like a document of its own.
 
 2. `Order` maps position p = 0, 1, 2, ... to (source, row): shuffled, and in the mixture's shares.
-3. `RowLoader` reads the rows of a batch ahead of time; inputs = row[:-1], targets = row[1:].
+3. `batch_of` makes a batch of rows: inputs = row[:-1], targets = row[1:]. `RowLoader` does it ahead
+   of time for training, `val_batches` does it for validation.
 
 Guarantees, for text: no token is lost except in the last, partial row of a source; the only filler
 is one BOS where a single place is left. The row at a position depends only on data, mixtures and
@@ -32,34 +33,40 @@ import numpy as np
 
 from config import UsageError
 
-# torch is imported where a batch is made: the workers of prepare_data.py do not need it.
+# torch is imported where a batch is made: prepare_data.py's workers, which only pack, start faster.
 
 # ------------------------------------------------------------------------------------ packing
 
 
 @dataclass
 class PackStats:
-    """Where the documents went. Always: rows * row_len == tokens + bos - dropped - leftover."""
+    """Where the tokens went. What went into rows, tokens + bos - leftover, is rows * row_len."""
 
     documents: int = 0
     tokens: int = 0  # of the documents, without BOS
-    bos: int = 0  # BOS tokens written: before each piece of a document, and as filler
+    bos: int = 0  # BOS tokens in rows: before each piece of a document, and as filler
     rows: int = 0
     splits: int = 0  # full rows made of one document that is longer than a row
     cuts: int = 0  # documents cut because none fitted in the space left in a row
-    dropped: int = 0  # tokens thrown away: none by `pack`
-    leftover: int = 0  # tokens in `pack.leftover`, less than a row, which its caller may drop
+    dropped: int = 0  # 0; prepare_data.py counts here what is left over in the end
+    leftover: int = 0  # tokens in `pack.leftover`, less than a row
 
 
 class Shelves:
-    """Documents by length: one shelf per length (BOS included), and a bit per non-empty shelf, so
-    that a few operations on integers find the document to take, however many there are."""
+    """Documents by length: one shelf per length (BOS included). Two integers, with a bit for each
+    shelf that is not empty, find the document to take in a few operations, however many there are.
+
+    With rows of 7 tokens, and documents of 3, 4 and 6:
+
+        has             1011000    bits 3, 4, 6
+        has_complement  0011010    bits 4, 3, 1: of each, what it leaves of a row
+    """
 
     def __init__(self, row_len: int):
         self.row_len = row_len
         self.shelves: list[list[np.ndarray]] = [[] for _ in range(row_len + 1)]
         self.has = 0  # bit n: shelves[n] is not empty
-        self.has_complement = 0  # bit row_len - n: the same; `best` looks up complements in it
+        self.has_complement = 0  # bit row_len - n: shelves[n] is not empty
         self.documents = 0  # on all shelves
         self.tokens = 0  # theirs, with a BOS per document
 
@@ -84,20 +91,17 @@ class Shelves:
     def best(self, space: int) -> int:
         """The length of the document to put into `space` tokens; 0 if none fits.
 
-        First choice: one that fills the space exactly. Second: the longest whose *complement* (the
-        length that fills the remaining space) is there too; looking one step ahead makes 5 times
-        fewer cuts. Third: the longest. For a space of 7, and documents of 3, 4 and 6 tokens:
-
-            fits          bits 3, 4, 6    the longest, 6, would leave 1, which no document fills
-            complements   bits 4, 3, 1    of each: 7 - 3, 7 - 4, 7 - 6
-            pairs         bits 3, 4       lengths in both; the longer is taken: 4, and then 3
+        First choice: one that fills the space exactly. Second: the longest that leaves a space
+        which another document fills; looking one step ahead makes 5 times fewer cuts. Third: the
+        longest. In the example, for a space of 7: the longest, 6, would leave 1, which no document
+        fills. 3 and 4 fill it together; the longer, 4, is taken now.
         """
         fits = self.has & ((2 << space) - 1)  # bits 0 .. space
         if not fits:
             return 0
         longest = fits.bit_length() - 1
         complements = self.has_complement >> (self.row_len - space)  # bit space - n: n is there
-        pairs = fits & complements
+        pairs = fits & complements  # lengths of which the complement in `space` is there too
         if longest == space or not pairs:
             return longest
         n = pairs.bit_length() - 1
@@ -114,8 +118,8 @@ class pack:  # in lower case, as `map` and `zip` are: it reads as a verb
     ([[0, 7, 8, 9], [0, 5, 6, 0]], [[4]])
 
     Iterate over it, then read `.stats` and `.leftover`: documents, together less than a row, which
-    the caller may pack again. whole, for conversations: cut no document, fill rows with BOS, leave
-    nothing over.
+    the caller may pack again. whole, for conversations, none of which is longer than a row: cut no
+    document, fill rows with BOS, leave nothing over.
     """
 
     docs: Iterable
@@ -133,65 +137,56 @@ class pack:  # in lower case, as `map` and `zip` are: it reads as a verb
         self.leftover = []
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for row in self._rows(self._count(self.docs)):
-            self.stats.rows += 1
-            yield row
-
-    def _count(self, docs: Iterable) -> Iterator[np.ndarray]:
-        for doc in docs:
-            ids = np.asarray(doc)
-            if len(ids):
-                self.stats.documents += 1
-                self.stats.tokens += len(ids)
-                yield ids
-
-    def _write(self, row: np.ndarray, start: int, ids: Sequence[int]) -> int:
-        """Write BOS + ids from `start` on; returns where the next document starts."""
-        self.stats.bos += 1
-        end = start + 1 + len(ids)
-        row[start] = self.bos_id
-        row[start + 1 : end] = ids
-        return end
-
-    def _rows(self, docs: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         """Best fit: keep `buffer` documents on shelves, so that most spaces find one that fits."""
         R = self.row_len
-        shelves = Shelves(self.row_len)
-        dtype = np.dtype(np.int64)
-        for ids in docs:
-            dtype = ids.dtype
-            if len(ids) >= R:  # longer than a row: cut into rows first
-                while len(ids) >= R:
-                    row = np.empty(R, dtype)
-                    self._write(row, 0, ids[: R - 1])
-                    self.stats.splits += 1
-                    yield row
-                    ids = ids[R - 1 :]
-                ids = ids.copy()  # a view would keep the whole document alive
-            if len(ids):
-                shelves.put(ids)
+        shelves = Shelves(R)
+        for doc in self.docs:
+            ids = np.asarray(doc)
+            if not len(ids):
+                continue
+            self.stats.documents += 1
+            self.stats.tokens += len(ids)
+            while len(ids) >= R:  # it fills rows by itself
+                self.stats.splits += 1
+                yield self._row([ids[: R - 1]])
+                ids = ids[R - 1 :]
+            shelves.put(ids.copy())  # a view would keep the whole of a long document alive
             while shelves.documents >= self.buffer and shelves.tokens >= R:
-                yield self._fill_row(shelves, dtype)
+                yield self._row(self._take(shelves))
         while shelves.tokens >= (1 if self.whole else R):
-            yield self._fill_row(shelves, dtype)
+            yield self._row(self._take(shelves))
         self.leftover = [ids for shelf in reversed(shelves.shelves) for ids in shelf]
         self.stats.leftover = sum(len(ids) for ids in self.leftover)
 
-    def _fill_row(self, shelves: Shelves, dtype: np.dtype) -> np.ndarray:
-        row = np.empty(self.row_len, dtype)
-        start = 0
-        while start < self.row_len:
-            space = self.row_len - start
+    def _take(self, shelves: Shelves) -> list[np.ndarray]:
+        """The documents of the next row; one of them may have to be cut."""
+        taken = []
+        space = self.row_len
+        while space:
             n = shelves.best(space)
             if n:
-                start = self._write(row, start, shelves.take(n))
-            elif space == 1 or self.whole:  # fill it with a BOS: no document is cut
-                start = self._write(row, start, [])
-            else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
-                ids = shelves.take(shelves.has.bit_length() - 1)
-                start = self._write(row, start, ids[: space - 1])
-                shelves.put(ids[space - 1 :])
+                ids = shelves.take(n)
+            elif space == 1 or self.whole:
+                break
+            else:  # cut the longest, as what remains of it is long too: short ones can fill gaps
+                longest = shelves.take(shelves.has.bit_length() - 1)
+                ids = longest[: space - 1]
+                shelves.put(longest[space - 1 :])
                 self.stats.cuts += 1
+            taken.append(ids)
+            space -= 1 + len(ids)
+        return taken
+
+    def _row(self, docs: list[np.ndarray]) -> np.ndarray:
+        """BOS + ids of each document, and BOS in the places that remain."""
+        row = np.full(self.row_len, self.bos_id, docs[0].dtype)
+        start = 0
+        for ids in docs:
+            end = start + 1 + len(ids)
+            row[start + 1 : end] = ids
+            start = end
+        self.stats.rows += 1
+        self.stats.bos += len(docs) + self.row_len - start
         return row
 
 
@@ -216,10 +211,10 @@ class Permutation:
     """A shuffle of 0..n-1, different for each key, computed one element at a time: no table,
     whatever n, and a resumed run asks for any element at once.
 
-    A Feistel network on pairs (l, r) with l < a, r < b, a * b just above n (Black and Rogaway
-    2002): each round adds to one half a keyed hash of the other half, which can be undone, so the
-    whole is a bijection. A result outside 0..n-1 goes through again (cycle walking; rare, because
-    a * b is barely above n). 12 rounds; 4 are visibly biased on small sets.
+    A number x < a * b is a pair (left, right) = divmod(x, b). Each round adds to one half a hash of
+    the other half and the key, which can be undone: so different pairs stay different (a Feistel
+    network; Black and Rogaway 2002). a * b is n or just above it; a result that is not below n goes
+    through again, until it is. 12 rounds; 4 are visibly biased on small sets.
     """
 
     ROUNDS = 12
@@ -243,14 +238,22 @@ class Permutation:
                 return x
 
 
-class Quota:
-    """Deals positions 0, 1, 2, ... to sources in proportion to their weights.
+permutation = lru_cache(maxsize=64)(Permutation)  # keeps those that were asked for last
 
-    A chain, heaviest source first: of the n positions that reach a source, it takes
-    round(n * its share of the weight from here on), in integers, and passes on the others. With
-    weights 5, 3 and 2: of the first 10 positions the first source takes 5 (5 of 10), of the other 5
-    the second takes 3 (3 of 5), and the third the 2 that are left. A count is within 1 of its share
-    for up to 3 sources, within 1.7 for up to 16 (counted in tests/test_data.py).
+
+class Quota:
+    """Deals positions 0, 1, 2, ... to sources in proportion to their weights. With weights 5, 3, 2
+    for the sources A, B, C:
+
+        position                    0 1 2 3 4 5 6 7 8 9
+        A takes 5 of them           A   A   A   A   A
+        B takes 3 of the other 5      B       B   B
+        C takes what is left              C           C
+
+    A chain, heaviest source first: of the first n positions that reach a source, it takes n * its
+    weight / the weight of all sources that are left, rounded, and passes on the others. A count is
+    within 1 of its share for up to 3 sources, within 1.7 for up to 16 (counted in
+    tests/test_data.py).
     """
 
     def __init__(self, weights: Sequence[float]):
@@ -258,7 +261,7 @@ class Quota:
         if not exact or min(exact) < 0 or sum(exact) == 0:
             raise UsageError(f"mixture weights {list(weights)} must be >= 0, and not all 0")
         unit = math.lcm(*(w.denominator for w in exact))
-        whole = [int(w * unit) for w in exact]
+        whole = [int(w * unit) for w in exact]  # the same proportions, in integers
         heaviest_first = sorted((i for i, w in enumerate(whole) if w), key=lambda i: (-whole[i], i))
         self.count = len(weights)
         self.chain = []
@@ -273,7 +276,7 @@ class Quota:
             had = rounded(p * weight, total)
             if rounded((p + 1) * weight, total) > had:  # with p it takes one more
                 return source, had
-            p -= had  # the position among those that the next source gets to see
+            p -= had  # among the positions that reach the next source
         raise AssertionError("the last source takes every position that reaches it")
 
     def counts(self, p: int) -> list[int]:
@@ -293,10 +296,12 @@ def rounded(a: int, b: int) -> int:
 class Order:
     """Position p >= 0 -> (source, row). A pure function: nothing to save, nothing to replay.
 
-    p -> (source, i-th row drawn from it) by quota -> epoch, index = divmod(i, size) -> that epoch's
-    permutation of the source's rows. weights: the mixture, of sources. From position `decay_from`
-    on, where the learning rate begins to decay, it is `decay_weights`; each source continues where
-    it was, so that no row comes twice before all have come once.
+    A Quota says which source has position p, and how many it had before, i. With n rows in the
+    source, its epoch i // n is a Permutation of them, of which the row is element i % n.
+
+    weights: the mixture. From position `decay_from` on, where the learning rate begins to decay, it
+    is `decay_weights`; each source continues where it was, so that no row comes twice before all
+    have come once.
     """
 
     def __init__(
@@ -316,18 +321,16 @@ class Order:
         self.quota = Quota(weights)
         self.late_quota = Quota(decay_weights) if decay_weights else None
         self.late_from = decay_from
-        self._permutation = lru_cache(maxsize=64)(
-            lambda source, epoch: Permutation(self.sizes[source], seed, source, epoch)
-        )
 
     def __call__(self, p: int) -> tuple[int, int]:
         if self.late_quota and p >= self.late_from:
             source, i = self.late_quota(p - self.late_from)
-            i += self.quota.counts(self.late_from)[source]
+            i += self.quota.counts(self.late_from)[source]  # that it had before
         else:
             source, i = self.quota(p)
-        epoch, i = divmod(i, self.sizes[source])
-        return source, self._permutation(source, epoch)(i)
+        n = self.sizes[source]
+        epoch, i = divmod(i, n)
+        return source, permutation(n, self.seed, source, epoch)(i)
 
     def epochs(self, p: int) -> list[float]:
         """How many times the first p positions went through each source."""
@@ -336,9 +339,6 @@ class Order:
         if late:
             counts = [a + b for a, b in zip(counts, self.late_quota.counts(late))]
         return [n / size if size else 0.0 for n, size in zip(counts, self.sizes)]
-
-
-# ----------------------------------------------------------------------------------- the loader
 
 
 def mixture_weights(manifest, weights: dict[str, float]) -> list[float]:
@@ -358,12 +358,18 @@ def order_of(manifest, seed=0, weights=None, decay_weights=None, decay_from=0) -
     return Order(sizes, mixture, seed, decay, decay_from)
 
 
+# ---------------------------------------------------------------------------------- the batches
+
 IGNORED = -100  # a target that does not count: torch's default ignore_index
 
 
 def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
     """rows (n, T + 1) -> targets (n, T) int64: the next ids. All count in a row of text. In a row
     of conversations only answers do: what follows <|assistant|>, through the <|end|> of the answer.
+
+        inputs     BOS  <|user|>  Hi  <|assistant|>  Hello  you      <|end|>
+        last mark       <|user|> ...  <|assistant|> ...    ...       <|end|>
+        targets    -    -         -   Hello          you    <|end|>  -        (-: IGNORED)
 
     marks: the ids of <|user|>, <|assistant|> and <|end|>; none: all rows are text."""
     inputs = rows[:, :-1]
@@ -377,17 +383,35 @@ def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
     return targets
 
 
+def batch_of(manifest, rows: list[np.ndarray], size: int, pin: bool):
+    """Rows of T + 1 ids -> inputs and targets: int64 (2, size, T), in the CPU's memory. What is
+    missing of `size` rows has targets that are IGNORED. pin: in memory from which a GPU copies by
+    itself, while the program goes on; torch keeps it until the copy is done."""
+    import torch
+
+    n = len(rows)
+    array = np.array(rows, manifest.dtype).reshape(n, manifest.row_len)
+    batch = np.zeros((2, size, manifest.row_len - 1), np.int64)
+    batch[0, :n] = array[:, :-1]
+    batch[1, :n] = targets_of(array, manifest.marks)
+    batch[1, n:] = IGNORED
+    tensor = torch.from_numpy(batch)
+    return tensor.pin_memory() if pin else tensor
+
+
 class RowLoader:
-    """Batches by position. A thread reads ahead into a small ring of buffers; for a GPU they are
-    pinned, that is, memory that the GPU copies from by itself while the program goes on.
+    """Batches of training rows by position, read ahead by a thread.
 
-    The ranks' micro-batches follow each other: with 2 ranks and micro-batches of 4 rows, rank 0
-    takes positions 0 to 3, rank 1 those from 4 to 7, then rank 0 from 8 on. With 10 rows per step,
-    positions 10 to 15 belong to the next step: rank 0's second micro-batch is filled up with 2 rows
-    whose targets are IGNORED, rank 1's with 4. So the rows of a step, taken together, are the same
-    for any number of ranks and any split into micro-batches.
+    The ranks' micro-batches follow each other. With 2 ranks, micro-batches of 4 rows and 10 rows
+    per step, the positions are
 
-    With rows_per_step 0, a step has one micro-batch of each rank.
+                   rank 0                    rank 1
+        step 0     0 1 2 3, then 8 9 - -     4 5 6 7, then - - - -
+        step 1     10 11 12 13, 18 19 - -    14 15 16 17, - - - -
+
+    where - is a row whose targets are IGNORED. So the rows of a step, taken together, are the same
+    for any number of ranks and any split into micro-batches. With rows_per_step 0, a step is one
+    micro-batch of each rank.
     """
 
     def __init__(
@@ -408,35 +432,27 @@ class RowLoader:
         self.manifest = manifest
         self.order = order
         self.position = position  # of the first row of the latest batch
-        self.marks = manifest.marks
         self.micro_batch = micro_batch
         self.device = torch.device(device)
         self._spans = self._spans_from(position, rank, world_size, rows_per_step)
-        pin = self.device.type == "cuda"
-        shape = (2, micro_batch, manifest.row_len - 1)
-        # a new thread uses GPU 0, so it is told which one; set_device does not take "cuda" alone
+        # A new thread uses GPU 0, unless it is told otherwise.
         use_device = partial(torch.cuda.set_device, self.device) if self.device.index else None
         self._thread = ThreadPoolExecutor(1, initializer=use_device)
         self._ahead: deque[Future] = deque()  # batches that are read already, or queued
         self._waited_s = 0.0
-        for _ in range(max(2, prefetch)):
-            buffer = torch.empty(shape, dtype=torch.int64, pin_memory=pin)
-            # blocking: the reader sleeps until a copy is done, instead of occupying a core
-            self._read_into(buffer, torch.cuda.Event(blocking=True) if pin else None)
+        for _ in range(prefetch):
+            self._read_ahead()
 
     def next_batch(self):
         """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `position` is
         then that of its first row. An error in the reading thread is raised here."""
         t0 = time.perf_counter()
-        buffer, copy_done, self.position = self._ahead[0].result()
+        batch, self.position = self._ahead[0].result()
         self._waited_s += time.perf_counter() - t0
         self._ahead.popleft()  # after an error it stays: the next call raises it again
-        # copy: on a CPU too, where `to` alone would return the buffer itself
-        batch = buffer.to(self.device, non_blocking=copy_done is not None, copy=True)
-        if copy_done is not None:
-            copy_done.record()  # until the copy has passed this point, the buffer is in use
-        self._read_into(buffer, copy_done)
-        return batch[0], batch[1]
+        self._read_ahead()
+        inputs, targets = batch.to(self.device, non_blocking=True)
+        return inputs, targets
 
     def random_seed(self) -> int:
         """A seed for whatever draws random numbers in this micro-batch, such as dropout: it depends
@@ -456,32 +472,24 @@ class RowLoader:
     def _spans_from(
         self, position: int, rank: int, world_size: int, rows: int
     ) -> Iterator[tuple[int, int]]:
-        """For each of this rank's micro-batches: the position of its first row, and of the first
-        that belongs to the next step."""
-        at_once = world_size * self.micro_batch
-        rows = rows or at_once
+        """For each of this rank's micro-batches: the position of its first row, and that of the
+        first row of the next step."""
+        at_once = world_size * self.micro_batch  # rows of all ranks
+        rows = rows or at_once  # of a step
         for begin in count(position, rows):  # of each step, without end
             for first in range(begin, begin + rows, at_once):
                 yield first + rank * self.micro_batch, begin + rows
 
-    def _read_into(self, buffer, copy_done) -> None:
-        """Have the thread read the next batch into `buffer`."""
-        task = self._thread.submit(self._read, buffer, copy_done, *next(self._spans))
-        self._ahead.append(task)
+    def _read_ahead(self) -> None:
+        """Have the thread read one more batch."""
+        self._ahead.append(self._thread.submit(self._read, *next(self._spans)))
 
-    def _read(self, buffer, copy_done, position: int, end: int) -> tuple:
-        if copy_done is not None:
-            copy_done.synchronize()  # the buffer's last copy, if there was one, may be in flight
-        n = min(max(0, end - position), self.micro_batch)  # rows left in this step
-        rows = np.empty((n, self.manifest.row_len), dtype=self.manifest.dtype)
-        for j in range(n):
-            rows[j] = self.manifest.row("train", *self.order(position + j))
-        array = buffer.numpy()
-        array[0, :n] = rows[:, :-1]
-        array[1, :n] = targets_of(rows, self.marks)
-        array[0, n:] = 0
-        array[1, n:] = IGNORED
-        return buffer, copy_done, position
+    def _read(self, position: int, end: int) -> tuple:
+        """The micro-batch of the rows from `position` on, but none from `end` on."""
+        places = map(self.order, range(position, min(position + self.micro_batch, end)))
+        rows = [self.manifest.row("train", *place) for place in places]
+        pin = self.device.type == "cuda"
+        return batch_of(self.manifest, rows, self.micro_batch, pin), position
 
 
 def val_rows(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
@@ -503,23 +511,19 @@ def val_batches(
     """
     import torch
 
-    all_rows = val_rows(manifest, max_rows)
-    total = len(all_rows)
+    places = val_rows(manifest, max_rows)
+    total = len(places)
     if total < world_size:
         raise UsageError(
             f"{total} validation rows are too few for {world_size} ranks; prepare more: "
             "--val_fraction"
         )
-    own_rows = all_rows[rank::world_size]
-    # The same number on each rank; not more than the rank with fewest rows has, so none is empty.
+    own = places[rank::world_size]
+    # At least a row in each: no more batches than the rank with fewest rows has rows.
     batches = min(math.ceil(total / (batch * world_size)), total // world_size)
     for k in range(batches):
-        part = own_rows[len(own_rows) * k // batches : len(own_rows) * (k + 1) // batches]
-        rows = np.stack([manifest.row("val", source, row) for source, row in part])
-        pair = np.stack([rows[:, :-1], targets_of(rows, manifest.marks)])
-        tensor = torch.from_numpy(pair)  # (2, b, T)
-        pin = torch.device(device).type == "cuda"
-        if pin:  # unpinned, the copy would block the host
-            tensor = tensor.pin_memory()
-        tensor = tensor.to(device, non_blocking=pin)
-        yield tensor[0], tensor[1], [source for source, _ in part]
+        part = own[len(own) * k // batches : len(own) * (k + 1) // batches]
+        rows = [manifest.row("val", source, row) for source, row in part]
+        tensor = batch_of(manifest, rows, len(rows), torch.device(device).type == "cuda")
+        inputs, targets = tensor.to(device, non_blocking=True)
+        yield inputs, targets, [source for source, _ in part]

@@ -1,10 +1,12 @@
-"""The measures of speed: tokens/s, FLOP/s, MFU, time left.
+"""Speed, in three parts: the table of cards, MFU, and the meter of a run.
 
-Guarantees: no peak is guessed for a device that the table does not name in whole words;
-evaluation, saving and compilation never count as training time. There are two conventions of FLOPs
-per token (`GPT.flops_per_token`). The same run has 41% MFU in one and 32% in the other, so both are
-printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a causal model
-needs (Megatron-LM). Next: bits_per_byte.py.
+1. The table of cards: the peak FLOP/s of a device, by its name. None is guessed for a device that
+   the table does not name in whole words.
+2. MFU: how much of that peak a model uses. FLOPs per token (`GPT.flops_per_token`) are `full`, with
+   all T x T attention (PaLM, appendix B), or `causal`, with the half that a causal model needs
+   (Megatron-LM). The same run has 41% MFU in one and 32% in the other, so both are printed.
+3. The meter: tokens/s and the time left of a run. Evaluation, saving and compilation never count as
+   training time. Next: bits_per_byte.py.
 """
 
 import re
@@ -18,6 +20,8 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 import torch
+
+# ------------------------------------------------------------------------- 1. the table of cards
 
 
 class Card(NamedTuple):
@@ -57,7 +61,8 @@ DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", "GB10", "GB300", "ULTRA
 
 
 def find_card(device_name: str) -> Card | None:
-    """ "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40)."""
+    """The card of this name: "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None
+    (it is no A40)."""
     name = device_name.upper().replace("(R)", "")  # else its R is a letter on its own
     name = name.replace("GRACE BLACKWELL", "GB200")
     words = set(re.findall(r"[A-Z0-9]+", re.sub(r"L40[- ]S\b", "L40S", name)))
@@ -73,18 +78,9 @@ def peak_flops(device_name: str) -> float | None:
     return card.peak if card else None
 
 
-def mfu(
-    tokens_per_s: float, flops_per_token: float, peak: float | None, world_size: int = 1
-) -> float | None:
-    """Model FLOPs utilization, a fraction: the model's FLOP/s over the peak of all devices.
-
-    tokens_per_s counts all ranks and all micro-batches; peak is the FLOP/s of ONE device (None:
-    unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B."""
-    return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
-
-
 def find_peak(world, tflops: float = 0.0) -> float | None:
-    """Peak FLOP/s of one device: as given, by its name (16 bits), or timed now (a CPU's matmul)."""
+    """Peak FLOP/s of the device of a machinery.ranks.World: as given; by its name, in 16 bits; or,
+    on a CPU, as it multiplies two matrices now."""
     if tflops:
         return tflops * 1e12
     if world.device.type != "cpu":
@@ -99,13 +95,31 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
 
 
+# ----------------------------------------------------------------------------------- 2. MFU
+
+
+def mfu(
+    tokens_per_s: float, flops_per_token: float, peak: float | None, world_size: int = 1
+) -> float | None:
+    """Model FLOPs utilization, a fraction: the model's FLOP/s over the peak of all devices.
+
+    tokens_per_s counts all ranks and all micro-batches; peak is the FLOP/s of ONE device. If it is
+    None, unknown, so is the result. PaLM (Chowdhery et al. 2022), appendix B."""
+    return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
+
+
+# ----------------------------------------------------------------------------- 3. the meter
+
+
 @dataclass
 class Meter:
     """Speed over the last `window` optimizer steps, and the time left.
 
-    On a GPU the host reads a step's numbers before the optimizer has run: a time is from one such
-    reading to the next, which is one step. The first step of a process compiles, so it leaves the
-    window as soon as there is a second. Nothing here is saved: a resumed run starts afresh."""
+    A step's time is from one call of `step` to the next. On a GPU, the optimizer may not be done by
+    then: its time is in the next step's. The first step of a process compiles, so it leaves the
+    window as soon as there is a second. Nothing here is saved: a resumed run starts afresh.
+
+    flops_full, flops_causal: per token. peak: FLOP/s of one device."""
 
     flops_full: float
     flops_causal: float
@@ -147,17 +161,18 @@ class Meter:
             self._paused_s += self.pauses[kind][-1]
 
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
-        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`. A kind of pause that has not
-        happened yet counts as 0 s."""
-        training_s = tokens_left / self.summary()["tokens_per_s"]
-        seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
-        return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
+        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)` with 12 evaluations and 3 saves
+        still to come. A kind of pause that has not happened yet counts as 0 s."""
+        left_s = tokens_left / self.summary()["tokens_per_s"]
+        for kind, n in pauses_left.items():
+            left_s += n * statistics.mean(self.pauses.get(kind, [0.0]))
+        return left_s
 
     def summary(self) -> dict[str, float | None]:
         """For metrics.jsonl: medians of the window, lest one stall hide the speed (data_wait_ms: a
         mean), and sums of all pauses. TFLOP/s are per device; MFU is None without a known peak."""
-        tokens, dts, waits = zip(*self.steps, strict=True)
-        tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
+        _, dts, waits = zip(*self.steps)
+        tokens_per_s = statistics.median(tokens / dt_s for tokens, dt_s, _ in self.steps)
         per_device = tokens_per_s / self.world_size / 1e12
         return {
             "tokens_per_s": tokens_per_s,

@@ -1,14 +1,15 @@
 """The GPT: its initial values, forward pass, loss, FLOPs and generation (config.py has GPTConfig).
 
-`GPT(config)` may be built on the meta device, where tensors have shapes but no memory. Torch's
-`to_empty` then gives them memory, and `init_weights()` their values: nothing else does. Weights are
-kept in fp32 and cast to `compute_dtype` where they are used; the loss is computed in fp32.
+`GPT(config)` may be built on the meta device, where tensors have shapes but no memory, so that a
+large model is made only once, where it will be. Torch's `to_empty` then gives the tensors memory,
+and `init_weights()` their values: nothing else does. Weights are kept in fp32 and cast to
+`compute_dtype` where they are used; the loss is computed in fp32.
 
-Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads,
-D = head_dim, V = vocab_size. Next: data.py makes its batches.
+Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads
+(each for H / G query heads), D = head_dim, V = vocab_size. Next: data.py makes its batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -25,18 +26,19 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def rope_tables(seq_len: int, head_dim: int, theta: float, device=None) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency: (seq_len, head_dim / 2) each, fp32 (Su et al. 2021)."""
+    """Rotary position embeddings (Su et al. 2021), which take the place of learned ones: cos and
+    sin of position * frequency, (seq_len, head_dim / 2) each, fp32."""
     exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    # 1 for the first pair, falling to almost 1 / theta for the last; in this order of operations,
-    # bit for bit that of the library transformers
+    # From 1 down to almost 1 / theta. The library transformers computes it in the same way: another
+    # order of operations would change the last bits.
     frequency = 1.0 / theta**exponent
     angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency)
     return angle.cos(), angle.sin()
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[i], x[i + D/2]) by an angle that grows with the position, as Llama does:
-    then the product of a query and a key depends on the distance between them.
+    """Rotate each pair of channels (x[i], x[i + D/2]) by position * frequency, as Llama does: then
+    the product of a query and a key depends on the distance between them.
 
     x (B, T, H, D), cos and sin (T, D/2) -> (B, T, H, D), same dtype as x.
     """
@@ -58,8 +60,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v, repeated for each query head that they serve where PyTorch's kernel takes no grouped
-    heads: in fp32 on any GPU, and on cards before the A100, which train in fp16 (not in bf16)."""
+    """k and v as they are, or repeated for each query head that they serve: on a GPU without bf16,
+    or in fp32, PyTorch has no fast kernel for fewer key/value heads than query heads."""
     times = q.size(1) // k.size(1)
     if times > 1 and q.is_cuda and q.dtype != torch.bfloat16:
         k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
@@ -67,13 +69,15 @@ def share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
-    """x (B, T, C), the head's weight (padded V, C) -> logits (B, T, V) in fp32: the padding is cut
-    off, and the rest soft-capped to -cap .. cap (Gemma 2) unless the cap is 0."""
+    """x (B, T, C), the output head's weight (padded V, C) -> logits (B, T, V) in fp32.
+
+    The padding, which makes V a multiple of 64 for the tensor cores, is cut off. Unless the cap is
+    0, logits are bent smoothly into -cap .. cap (Gemma 2): none can grow without bound."""
     logits = F.linear(x, weight)[..., : config.vocab_size].float()
     cap = config.logit_softcap
     if cap:
-        # This is cap * torch.tanh(logits / cap), since tanh(y) = 2 sigmoid(2 y) - 1. As a sigmoid
-        # it saves 5% of a step in bf16 on a CPU.
+        # cap * torch.tanh(logits / cap), as tanh(y) = 2 sigmoid(2 y) - 1. In this form it saves 5%
+        # of a step in bf16 on a CPU.
         logits = cap * (2 * torch.sigmoid(logits * (2 / cap)) - 1)
     return logits
 
@@ -104,10 +108,11 @@ class KVCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
-        self.last: dict[int, Tensor] = {}  # layer -> the keys of the last position, for `previous`
+        self.last: dict[int, Tensor] = {}  # layer -> what `previous`, below, needs next time
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D)."""
+        """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D). `length`
+        grows after the last layer, in GPT.forward."""
         end = self.length + k.size(2)
         self.k[layer, :, :, self.length : end] = k
         self.v[layer, :, :, self.length : end] = v
@@ -115,8 +120,8 @@ class KVCache:
 
 
 def previous(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
-    """Shift x (B, T, ...) right by one: position t gets x[:, t - 1]. Position 0 gets the last of
-    the previous call, which the cache has kept; without one, its own."""
+    """Shift x (B, T, ...) right by one: position t gets x[:, t - 1]. Position 0 gets the last one
+    of the previous call, if a cache has kept it, or else its own. Attention uses it for keys."""
     first = x[:, :1]
     if cache is not None:
         first = cache.last.get(layer, first)
@@ -139,12 +144,12 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         self.layer = layer
-        self.rope = config.has_rope(layer)
+        self.rope = config.has_rope(layer)  # every layer has it, unless --nope_every is given
         self.q = Linear(config.n_embd, config.n_head * config.head_dim)
         self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.out = Linear(config.n_head * config.head_dim, config.n_embd)
-        if config.has_value_embed(layer):
+        if config.has_value_embed(layer):  # with the extra value_embeds, every second layer
             self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
     def forward(self, x: Tensor, value_embed: Tensor | None, ctx: Context) -> Tensor:
@@ -156,18 +161,18 @@ class Attention(nn.Module):
         k = self.k(x).view(B, T, G, D)
         v = self.v(x).view(B, T, G, D)
         if value_embed is not None:
-            # A second embedding, added to this layer's values: what a token means in any context
-            # (modded-nanogpt). The gate is nanochat's; it begins at 3 * sigmoid(0) = 1.5.
+            # A second embedding of the token itself, added to this layer's values (modded-nanogpt).
+            # nanochat's gate, from a few channels to save time, begins at 3 * sigmoid(0) = 1.5.
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(B, T, G, D)
         if "key_offset" in config.extras:
             # Half of each key comes from the token before, so that one layer can find what followed
             # an earlier copy of a token; otherwise it takes two. It is the half that RoPE rotates
             # slowest: there, tokens that are far apart can still be compared.
-            pair = torch.arange(D, device=x.device) % (D // 2)  # of the channels i and i + D/2
-            slow = pair >= D // 4  # the frequency falls with the pair's number
+            before = previous(k, ctx.cache, self.layer)  # (B, T, G, D)
+            pair = torch.arange(D, device=x.device) % (D // 2)  # (D,): 0 .. D/2 - 1, twice
+            slow = pair >= D // 4  # frequencies fall from pair to pair
             begins = ctx.idx == config.bos_id  # (B, T): a document's first token keeps its own key
-            before = previous(k, ctx.cache, self.layer)
             k = torch.where(slow & ~begins[..., None, None], before, k)
         if config.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
@@ -181,9 +186,9 @@ class Attention(nn.Module):
 
 
 class ReluSquared(torch.autograd.Function):
-    """relu(x)^2. Backward needs only the result, which the next matmul keeps anyway: the slope is
-    2 sqrt(result). F.relu(x).square() would keep its input too: a fifth more memory for the
-    activations of `tiny` (benchmarks/RESULTS.md)."""
+    """relu(x)^2. Its slope, 2 relu(x), is 2 sqrt(result): backward needs only the result, which the
+    next matmul keeps anyway. F.relu(x).square() would keep its input too: a fifth more memory for
+    the activations of `tiny` (benchmarks/RESULTS.md). This ctx is autograd's, not a Context."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -209,7 +214,7 @@ class MLP(nn.Module):
         self.down = Linear(config.mlp_hidden, config.n_embd)
 
     def forward(self, x):
-        if self.swiglu:
+        if self.swiglu:  # Shazeer 2020
             h = F.silu(self.gate(x)) * self.up(x)  # (B, T, mlp_hidden)
         else:
             h = ReluSquared.apply(self.up(x))  # (B, T, mlp_hidden)
@@ -227,6 +232,45 @@ class Block(nn.Module):
         return x + self.mlp(rms_norm(x))
 
 
+# ------------------------------------------------------------------- the kinds of weights
+
+# The kind of a weight is the last word of its name (`kind_of`). It decides the weight's group in
+# optim.py, and the size of its initial value: the first number if the output head has a weight of
+# its own, the second if it is tied to the embedding. `GPT.init_one` says what a size means.
+#
+# The first numbers are nanochat's. The second are DeepSeek LLM's 0.006, for the embedding as well:
+# were it larger, its product with itself, as the head, would make each token predict itself.
+#
+# A new weight needs a line here. A bare nn.Parameter must also be cast where it is used, with
+# `.to(x.dtype)`, as Linear does: otherwise all that follows is computed in fp32.
+KINDS = {
+    "embed": ("embedding", 0.8, 0.006),
+    "value_embeds": ("embedding", 1.0, 0.006),
+    "head": ("head", 0.001, 0.0),  # a tied one has no weight
+    "q": ("matrix", 1.0, 0.006),
+    "k": ("matrix", 1.0, 0.006),
+    "v": ("matrix", 1.0, 0.006),
+    "out": ("matrix", 0.0, 0.006),
+    "up": ("matrix", 0.4, 0.006),
+    "gate": ("matrix", 0.4, 0.006),
+    "down": ("matrix", 0.0, 0.006),
+    "value_gate": ("matrix", 0.02, 0.02),
+}
+
+
+def kind_of(name: str) -> str:
+    """The key in KINDS: "blocks.3.attn.q.weight" -> "q". Only "value_embeds.1.weight", whose last
+    word is a layer, -> "value_embeds"."""
+    words = name.removesuffix(".weight").split(".")
+    kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
+    if kind not in KINDS:
+        raise UsageError(
+            f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
+            "KINDS (model.py)"
+        )
+    return kind
+
+
 class GPT(nn.Module):
     def __init__(self, config: GPTConfig, compute_dtype=torch.float32, recompute: bool = False):
         """compute_dtype: the dtype of the activations, and of the weights while in use. recompute:
@@ -235,8 +279,7 @@ class GPT(nn.Module):
         self.config = config
         self.compute_dtype = compute_dtype
         self.recompute = recompute
-        # An attribute, so that with FSDP, which compiles part by part, build.py can replace it.
-        self.cross_entropy = cross_entropy
+        self.cross_entropy = cross_entropy  # build.py may replace it by a compiled one
         self.embed = nn.Embedding(config.padded_vocab, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         if not config.tie_embeddings:
@@ -246,80 +289,58 @@ class GPT(nn.Module):
         for layer in range(config.n_layer):
             if config.has_value_embed(layer):
                 self.value_embeds[str(layer)] = nn.Embedding(config.padded_vocab, kv_width)
-        cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.init_tables()
 
     # ---------------------------------------------------------------- initial values
 
     def init_weights(self) -> None:
-        """Give every weight the initial value that KINDS, below the class, has for its kind. If the
-        output head is not tied to the embedding, one attention head gets other values. Random
-        numbers come from torch's global generator, one weight after another."""
+        """Give every weight its initial value, and compute the rotary tables. Random numbers come
+        from torch's global generator, one weight after another."""
         for name, p in self.named_parameters():
             self.init_one(name, p)
         self.init_tables()
 
     def init_tables(self) -> None:
-        """Compute the rotary tables again: `to_empty` has lost them."""
-        cos, sin = rope_tables(self.config.seq_len, self.config.head_dim, self.config.rope_theta)
-        self.cos.copy_(cos)
-        self.sin.copy_(sin)
+        """Compute the rotary tables: with the model, and again after `to_empty`, which loses them.
+        They are not saved."""
+        config = self.config
+        tables = rope_tables(config.seq_len, config.head_dim, config.rope_theta)
+        for name, table in zip(("cos", "sin"), tables):
+            self.register_buffer(name, table.to(self.embed.weight.device), persistent=False)
 
     @torch.no_grad()
     def init_one(self, name: str, weight: Tensor) -> None:
-        """Initialize one weight by its name. With FSDP, build.py calls this with a whole weight,
-        of which each rank then keeps its share."""
-        kind = KINDS[kind_of(name)]
-        if self.config.tie_embeddings:
-            kind.tied(weight, self.config)
-        else:
-            kind.untied(weight, self.config)
-            self._init_previous_token_head(name, weight)
-
-    def _init_previous_token_head(self, name: str, weight: Tensor) -> None:
-        """Initialize the first head of the first layer as a previous-token head.
-
-        To copy what followed a token last time, keys must know the token before theirs (induction
-        heads, Olsson et al. 2022; lesson 33). A model that has to discover this first stays on a
-        plateau, for a time that depends on the seed.
-
-        So n_same channels of the embedding have one value for every token, and the weights of q and
-        k that read them make a part of q and k that is the same for every token, in the n_pairs
-        pairs of channels that RoPE rotates fastest. RoPE turns this part by the position. In q it
-        is turned back by one position in advance: it matches best the k of the token before. And
-        this head's output does not begin at zero, as that of the others does. What it is worth:
-        benchmarks/RESULTS.md. It takes RoPE, and norms that make the sizes below known."""
+        """Give the weight of this name its initial value, of the size that KINDS has for it."""
         config = self.config
-        D = config.head_dim
-        if not (config.embed_norm and config.qk_norm and config.has_rope(0)):
-            return
-        n_same = config.n_embd // 4
-        n_pairs = max(1, D // 12)
-        same_value = 0.8  # the standard deviation of the other channels; after the norm, about 1
-        # The rest of q has a norm of sqrt(D): this part shall have 5 times as much. So each of its
-        # n_pairs channels is 5 * (D / n_pairs)**0.5, the sum of n_same equal products.
-        part = 5 * (D / n_pairs) ** 0.5 / n_same
-        out_std = 0.5 * D**-0.5
-        if name == "embed.weight":
-            weight[:, :n_same] = same_value
-        elif name == "blocks.0.attn.k.weight":
-            weight[:n_pairs, :n_same] += part
-        elif name == "blocks.0.attn.q.weight":
-            cos, sin = rope_tables(2, D, config.rope_theta, weight.device)  # of positions 0 and 1
-            weight[:n_pairs, :n_same] += part * cos[1, :n_pairs, None]
-            weight[D // 2 : D // 2 + n_pairs, :n_same] -= part * sin[1, :n_pairs, None]
-        elif name == "blocks.0.attn.out.weight":
-            weight[:, :D].normal_(0, out_std)
+        kind = kind_of(name)
+        group, untied, tied = KINDS[kind]
+        size = tied if config.tie_embeddings else untied
+        if group == "scalar":
+            weight.fill_(size)
+        elif kind == "value_gate":
+            weight.uniform_(0, size)
+        elif config.tie_embeddings:
+            # What `out` and `down` compute is added to the residual stream, 2 L times in all. The
+            # variance of the sum is that of one matrix of this size (Megatron-LM).
+            adds = kind in ("out", "down")
+            weight.normal_(0, size / (2 * config.n_layer) ** 0.5 if adds else size)
+        elif kind in ("embed", "head"):
+            weight.normal_(0, size)
+        elif size == 0:  # `out` and `down` add nothing at first
+            weight.zero_()
+        else:  # with size 1, a matrix makes outputs about as large as its inputs
+            bound = 3**0.5 * config.n_embd**-0.5 * size  # the std of U(-b, b) is b / sqrt(3)
+            weight.uniform_(-bound, bound)
+        init_previous_token_head(name, weight, config)
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by group. With --optimizer muon, Muon takes "matrix", and AdamW takes
-        "embedding" and "head", each with a rate of its own. A table that is both counts as "head".
-        "scalar" is for gains and biases that you add; it is empty here."""
+        """The parameters by group. With --optimizer muon each group has a learning rate of its own,
+        and Muon takes "matrix", the matrices inside the blocks; AdamW takes the others. A tied
+        table counts as "head". "scalar" is for gains and biases that you add; it is empty here."""
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings
-            group = "head" if tied else KINDS[kind_of(name)].group
+            group = "head" if tied else KINDS[kind_of(name)][0]
             groups[group].append(p)
         return groups
 
@@ -361,26 +382,29 @@ class GPT(nn.Module):
         return loss.mean() if reduction == "mean" else loss
 
     def _mask(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor | None:
-        """None for plain causal attention (the fast path); else True where a query may look."""
+        """True where a query may look; None for plain causal attention (the fast path)."""
         T = idx.size(1)
-        if cache is not None and start > 0 and T > 1:
-            ones = torch.ones(T, start + T, dtype=torch.bool, device=idx.device)
-            return ones.tril(start)  # (T, start + T): query t stands at position start + t
-        if self.config.doc_mask and cache is None:
+        by_document = self.config.doc_mask and cache is None
+        if T == 1 or not (start or by_document):
+            return None
+        # (T, start + T): query t stands at position start + t
+        mask = torch.ones(T, start + T, dtype=torch.bool, device=idx.device).tril(start)
+        if by_document:
             document = (idx == self.config.bos_id).cumsum(1)  # (B, T)
-            same = document[:, None, :, None] == document[:, None, None, :]  # (B, 1, T, T)
-            return same & torch.ones(T, T, dtype=torch.bool, device=idx.device).tril()
-        return None
+            mask = mask & (document[:, None, :, None] == document[:, None, None, :])  # (B, 1, T, T)
+        return mask
 
     # ---------------------------------------------------------------- cost and use
 
     def flops_per_token(self, causal: bool = False) -> int:
-        """FLOPs of forward and backward per token. A matmul takes 6 per weight: a multiplication
-        and an addition each for its result, its input's gradient and its weight's. Every 2-D weight
-        is one but the look-up tables; a tied table counts once, as the head. Attention has two
-        products, with the keys and with the values, each of 6 per channel and pair of positions:
-        12 L H D T if each query meets all T keys (PaLM, appendix B: the usual "MFU"), half of that
-        if `causal` (Megatron-LM). Recomputation and the optimizer are not counted."""
+        """FLOPs of forward and backward per token, without recomputation and the optimizer.
+
+        A matmul takes 6 per weight: a multiplication and an addition for its result, as many for
+        its input's gradient, as many for its weight's. Every 2-D weight is in one but the look-up
+        tables; a tied table counts once, as the head. A layer's attention multiplies queries with
+        keys, and the softmax with values: 6 each per channel and key, so 12 L H D T in all if each
+        query meets all T keys (PaLM, appendix B: the usual "MFU"), half of that if `causal`
+        (Megatron-LM)."""
         c = self.config
         lookups = sum(p.numel() for p in self.param_groups()["embedding"])
         matmul = sum(p.numel() for p in self.parameters() if p.ndim == 2) - lookups
@@ -438,75 +462,40 @@ class GPT(nn.Module):
         return torch.cat([idx, *self.stream(idx, max_new_tokens=max_new_tokens, **options)], dim=1)
 
 
-# ------------------------------------------------------------------- the kinds of weights
+# -------------------------------------------------------- a head that looks at the token before
 
 
-def normal(std: float) -> Callable:
-    """How a weight begins: N(0, std^2)."""
-    return lambda weight, config: weight.normal_(0, std)
+def init_previous_token_head(name: str, weight: Tensor, config: GPTConfig) -> None:
+    """Change the weights of one attention head, the first of the first layer, so that it begins by
+    looking at the token before. A model learns without it: skip this at a first reading. It takes
+    an untied output head, RoPE, and norms that make the sizes below known.
 
+    Why: to copy what followed a token last time, a key must know the token before its own
+    (induction heads, Olsson et al. 2022; lesson 33). A model that has to discover this first stays
+    on a plateau, for a time that depends on the seed. benchmarks/RESULTS.md says what it is worth.
 
-def uniform(times: float) -> Callable:
-    """How a weight begins: uniform, with a standard deviation of times * C^-1/2."""
-
-    def fill(weight: Tensor, config: GPTConfig) -> None:
-        bound = 3**0.5 * config.n_embd**-0.5 * times  # U(-b, b) has the std b / sqrt(3)
-        weight.uniform_(-bound, bound)
-
-    return fill
-
-
-def zero(weight: Tensor, config: GPTConfig) -> None:
-    """With an untied head, a projection adds nothing to the residual stream at first."""
-    weight.zero_()
-
-
-def near_zero(weight: Tensor, config: GPTConfig) -> None:
-    """The input of the gate's sigmoid begins near 0."""
-    weight.uniform_(0, 0.02)
-
-
-def by_depth(weight: Tensor, config: GPTConfig) -> None:
-    """The 2 L matrices that add to the residual stream (out and down of each layer) together add as
-    much as a single one would with a standard deviation of 0.006."""
-    weight.normal_(0, 0.006 / (2 * config.n_layer) ** 0.5)
-
-
-class Kind(NamedTuple):
-    """How a kind of weight is optimized, and the functions of (weight, config) that fill in its
-    initial values: beside an untied head, or beside a tied one."""
-
-    group: str  # matrix, embedding, head or scalar (gains and biases)
-    untied: Callable  # nanochat's values
-    tied: Callable | None  # DeepSeek LLM's 0.006, Megatron-LM's scaling; then there is no head
-
-
-# kind_of(a weight's name): Kind(group, initial values beside an untied head, beside a tied one).
-# A new weight needs a line here. A bare nn.Parameter must also be cast where it is used, with
-# `.to(x.dtype)`: otherwise everything after it is computed in fp32. A table that is tied begins
-# small: the product of a large embedding with itself would make each token predict itself.
-KINDS = {
-    "embed": Kind("embedding", normal(0.8), normal(0.006)),
-    "value_embeds": Kind("embedding", uniform(1.0), normal(0.006)),
-    "head": Kind("head", normal(0.001), None),
-    "q": Kind("matrix", uniform(1.0), normal(0.006)),
-    "k": Kind("matrix", uniform(1.0), normal(0.006)),
-    "v": Kind("matrix", uniform(1.0), normal(0.006)),
-    "out": Kind("matrix", zero, by_depth),
-    "up": Kind("matrix", uniform(0.4), normal(0.006)),
-    "gate": Kind("matrix", uniform(0.4), normal(0.006)),
-    "down": Kind("matrix", zero, by_depth),
-    "value_gate": Kind("matrix", near_zero, near_zero),
-}
-
-
-def kind_of(name: str) -> str:
-    """The key in KINDS: "blocks.3.attn.q.weight" -> "q"."""
-    words = name.removesuffix(".weight").split(".")
-    kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
-    if kind not in KINDS:
-        raise UsageError(
-            f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
-            "KINDS (model.py)"
-        )
-    return kind
+    How: n_same channels of the embedding begin with one value for every token. The weights of q and
+    k that read them add a vector that is the same for every token. In a pair of channels of
+    frequency f, that of k is (A, 0): at position s, RoPE turns it by the angle s f. That of q is
+    the same vector, turned back by one position, A (cos f, -sin f): at position t, RoPE turns it to
+    the angle (t - 1) f. Their product, A^2 cos((t - 1 - s) f), is largest for the key at s = t - 1.
+    It is done in the n_pairs pairs of highest frequency, where one position makes the most
+    difference. To all other weights, the equal channels are a bias."""
+    D = config.head_dim
+    if config.tie_embeddings or not (config.embed_norm and config.qk_norm and config.has_rope(0)):
+        return
+    n_same = config.n_embd // 4
+    n_pairs = max(1, D // 12)
+    # What is added to q has 5 times the norm of the rest, which is sqrt(D). So in each of n_pairs
+    # pairs, A is 5 * (D / n_pairs)**0.5: a sum over n_same channels, each about 1 after the norms.
+    part = 5 * (D / n_pairs) ** 0.5 / n_same
+    if name == "embed.weight":
+        weight[:, :n_same] = 0.8  # the standard deviation of the others
+    elif name == "blocks.0.attn.k.weight":
+        weight[:n_pairs, :n_same] += part
+    elif name == "blocks.0.attn.q.weight":
+        cos, sin = rope_tables(2, D, config.rope_theta, weight.device)  # of positions 0 and 1
+        weight[:n_pairs, :n_same] += part * cos[1, :n_pairs, None]
+        weight[D // 2 : D // 2 + n_pairs, :n_same] -= part * sin[1, :n_pairs, None]
+    elif name == "blocks.0.attn.out.weight":
+        weight[:, :D].normal_(0, 0.5 * D**-0.5)  # what it adds is half as large as its values

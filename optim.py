@@ -153,11 +153,11 @@ class Muon(torch.optim.Optimizer):
             by_shape[p.shape].append(p)
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
         super().__init__([dict(params=same) for same in by_shape.values()], defaults)
-        for p in (p for group in self.param_groups for p in group["params"]):
-            rows, cols = p.shape
+        for (rows, cols), same in by_shape.items():
             side = (rows, 1) if rows >= cols else (1, cols)
-            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            self.state[p]["second_moment"] = torch.zeros(side, device=p.device)
+            for p in same:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                self.state[p]["second_moment"] = torch.zeros(side, device=p.device)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -165,7 +165,7 @@ class Muon(torch.optim.Optimizer):
             params = group["params"]
             first = params[0]
             rows, cols = first.shape
-            seconds = [self.state[p]["second_moment"] for p in params]
+            moments = [self.state[p]["second_moment"] for p in params]
             averages = [local(self.state[p]["momentum_buffer"]) for p in params]
             grads = [local(p.grad) for p in params]
             weights = [local(p) for p in params]
@@ -173,9 +173,9 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
             torch._foreach_lerp_(grads, averages, group["momentum"])  # Nesterov: one step ahead
             u = self._whole_orthogonalized(torch.stack(grads), first)  # (N, rows, cols)
-            second = torch.stack(seconds)
+            second = torch.stack(moments)
             scale = self.rescale(u, second, group["beta2"])
-            torch._foreach_copy_(seconds, second.unbind())
+            torch._foreach_copy_(moments, second.unbind())
             if isinstance(first, DTensor):
                 u = _own_rows(u, first)
                 scale = _own_rows(scale, first) if rows >= cols else scale
@@ -192,9 +192,9 @@ class Muon(torch.optim.Optimizer):
     def _whole_orthogonalized(self, u: Tensor, p: Tensor) -> Tensor:
         """u (N, rows of this rank, cols) -> (N, rows, cols), orthogonalized: all of it here, or
         each rank a share of the N matrices, which the ranks then exchange."""
-        group = None
+        process_group = None  # all ranks
         if isinstance(p, DTensor):
-            group = p.device_mesh.get_group()
+            process_group = p.device_mesh.get_group()
             rows, cols = p.shape
             u = DTensor.from_local(
                 u,
@@ -203,20 +203,19 @@ class Muon(torch.optim.Optimizer):
                 shape=(len(u), rows, cols),
                 stride=(rows * cols, cols, 1),
             ).full_tensor()
-        world = dist.get_world_size(group) if self.divide or group else 1
+        world = dist.get_world_size(process_group) if self.divide or process_group else 1
         if world == 1:
             return self.orthogonalize(u, self.ns_dtype)
-        n = len(u)
         share = math.ceil(len(u) / world)
-        rank = dist.get_rank(group)
+        rank = dist.get_rank(process_group)
         own = u[rank * share : (rank + 1) * share]
         missing = u.new_zeros(share - len(own), *u.shape[1:])  # pad the last shares to full size
         own = self.orthogonalize(torch.cat([own, missing]), self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
         # all_gather_into_tensor is what torch before 2.13 calls it
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(whole, own.contiguous(), group=group)
-        return whole[:n]
+        gather(whole, own.contiguous(), group=process_group)
+        return whole[: len(u)]
 
 
 def local(t: Tensor) -> Tensor:
@@ -233,10 +232,11 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------- building
 
-# The rates of `--optimizer muon` are those that were tuned at a batch of `rates_at` tokens and a
-# width of 768. Another batch multiplies all of them by c(B) / c(rates_at), with c(B) = 1 / sqrt(1 +
-# B0 / B): noise bounds the step of a small batch (McCandlish et al. 2018). Another width multiplies
-# those of the tables by (width / 768)^-1/2. docs/scaling.md derives it, and says what was measured.
+# The rates of `--optimizer muon` were tuned at a batch of `rates_at` tokens and a width of 768. For
+# a batch of B tokens all are multiplied by c(B) / c(rates_at), where c(B) = 1 / sqrt(1 + 3 rates_at
+# / B): noise bounds the step of a small batch (McCandlish et al. 2018). For another width, those of
+# the tables are multiplied by (width / 768)^-1/2. docs/scaling.md has the derivation, and what was
+# measured.
 
 
 def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
@@ -255,16 +255,15 @@ def build(
     weight decay are nanochat's, except those of the value embeddings (benchmarks/RESULTS.md).
     """
 
-    def group(kinds: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:
-        params = [p for kind in kinds for p in groups[kind]]
+    def group(names: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:
+        params = [p for name in names for p in groups[name]]
         return dict(params=params, lr=lr, betas=betas, weight_decay=weight_decay)
 
     if config.optimizer == "adamw":
         lr = config.lr
         betas = (0.9, 0.95)
-        decayed = ("matrix", "embedding", "head")
-        tables = group(decayed, lr, betas, config.weight_decay)
-        optimizers = [adamw([tables, group(("scalar",), lr, betas, 0.0)], eps=1e-8)]
+        decayed = group(("matrix", "embedding", "head"), lr, betas, config.weight_decay)
+        optimizers = [adamw([decayed, group(("scalar",), lr, betas, 0.0)])]
     elif config.optimizer == "muon":
         scale = config.lr_scale * lr_batch_factor(config.tokens_per_step, config.rates_at)
         table_scale = scale * (width / 768) ** -0.5
@@ -291,21 +290,23 @@ def build(
 
 
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW: one kernel per step. A group without parameters is left out."""
+    """Fused AdamW: one kernel per step. A group without parameters is left out. Torch would make
+    the state in the first step; a checkpoint is loaded before that."""
     groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
-    for p in (p for group in groups for p in group["params"]):
-        optimizer.state[p] = {
-            "step": torch.zeros((), device=p.device),
-            "exp_avg": torch.zeros_like(p),
-            "exp_avg_sq": torch.zeros_like(p),
-        }
+    for group in groups:
+        for p in group["params"]:
+            optimizer.state[p] = {
+                "step": torch.zeros((), device=p.device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
     return optimizer
 
 
 def state_bytes(params: dict[str, int], optimizer: str) -> int:
     """Bytes of fp32 weights, gradients and optimizer state (Muon keeps one number per weight,
-    AdamW two). params: how many of each kind."""
+    AdamW two). params: how many in each group."""
     total = sum(params.values())
     moments = 2 * total - (params["matrix"] if optimizer == "muon" else 0)
     return 4 * (2 * total + moments)
@@ -328,9 +329,10 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
     """Compile parts of Muon from now on, once per shape of matrix: worth it on a GPU."""
     torch._dynamo.config.recompile_limit = 64  # Dynamo's own limit would be 8 shapes
-    for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
-        muon.orthogonalize = torch.compile(orthogonalize, dynamic=False, fullgraph=True)
-        muon.rescale = torch.compile(rescale, dynamic=False, fullgraph=True)
+    for optimizer in optimizers:
+        if isinstance(optimizer, Muon):
+            optimizer.orthogonalize = torch.compile(orthogonalize, dynamic=False, fullgraph=True)
+            optimizer.rescale = torch.compile(rescale, dynamic=False, fullgraph=True)
 
 
 def sum_over_ranks(gradients: list[Tensor]) -> None:

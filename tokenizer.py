@@ -26,12 +26,13 @@ BOS = "<|bos|>"
 SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three: for chat, later
 
 
-def split_of(digits: int, marks: bool) -> str:
-    """GPT-4's split, with numbers in groups of one to `digits` digits. A token never crosses a
-    split. marks: combining marks belong to words, as in Qwen3.5's split, and not to punctuation."""
+def split_of(digits: int, combining: bool) -> str:
+    """GPT-4's pattern for cutting text into pieces: words, punctuation, spaces, and numbers in
+    groups of up to `digits` digits. A token never crosses a cut. combining: combining marks, such
+    as Hindi's vowels, belong to words, as in Qwen3.5's pattern, and not to punctuation."""
     word = r"[^\r\n\p{L}\p{N}]?+\p{L}+"  # with the space or sign before it
     punctuation = r" ?[^\s\p{L}\p{N}]++[\r\n]*"  # with the line end after it
-    if marks:
+    if combining:
         word = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
         punctuation = r" ?[^\s\p{L}\p{M}\p{N}]++[\r\n]*"
     return (
@@ -45,10 +46,10 @@ def split_of(digits: int, marks: bool) -> str:
     )
 
 
-SPLIT = split_of(digits=2, marks=False)
-SPLITS = {split_of(digits, marks) for digits in (1, 2, 3) for marks in (False, True)}
+SPLIT = split_of(digits=2, combining=False)
+SPLITS = {split_of(digits, combining) for digits in (1, 2, 3) for combining in (False, True)}
 
-# A tokenizer that round-trips this line loses no class of characters.
+# A tokenizer that gives this line back, when its ids are decoded, loses no class of characters.
 AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7f\xa0\u2028\ufffd "
 
 # The split is a backtracking regex and overflows its stack on a million spaces, so a long text is
@@ -56,25 +57,7 @@ AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7
 # those of the uncut text. Only a stretch of 32K characters without the end of a word is cut at an
 # arbitrary place: a token may then become two, but no byte is lost.
 BLOCK = 65_536
-LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
-
-# The kinds of steps that the parts of a tokenizer.json may have.
-STEPS = {
-    "normalizer": {"NFC"},
-    "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Split"},
-    "decoder": {"ByteLevel"},
-}
-# Options of a BPE that it may not have: ids would not be those of plain merges.
-OPTIONS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix")
-
-
-def byte_symbols() -> dict[str, int]:
-    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table):
-    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
@@ -89,56 +72,38 @@ def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
 
 
 class Tokenizer:
-    """A byte-level BPE. Build one with `Tokenizer.train` or `Tokenizer.load`."""
+    """A byte-level BPE: text is split into pieces, each piece begins as bytes, and then the pair of
+    neighbours that was learned first is merged into one token, again and again. Build one with
+    `Tokenizer.train` or `Tokenizer.load`. A tokenizer.json, as far as it is read here:
+
+        added_tokens    [{"content": "<|bos|>", "id": 0, "special": true}, ...]
+        normalizer      nothing, or NFC
+        pre_tokenizer   the split
+        model           "vocab": {"Ġthe": 300, ...}, "merges": [["Ġ", "t"], ...] as learned
+        post_processor  "single": [{"SpecialToken": {"id": "<|bos|>"}}, ...]: a text begins with it
+    """
 
     def __init__(self, spec: str):
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
         self.spec = spec
-        tree, bpe = read_spec(spec)
-        symbols = byte_symbols()
-        added = {t["content"]: t for t in tree["added_tokens"]}
-        self.special = {text: t["id"] for text, t in added.items() if t["special"]}
-        ordinary = {text: i for text, i in tree["model"]["vocab"].items() if text not in added}
-        odd = set("".join(ordinary)) - symbols.keys()
-        if odd:
-            raise _other_kind(f"{min(odd)!r} in a token stands for no byte")
-        # the bytes of each ordinary token -> its id, which is also its merge priority
-        ranks = {bytes(symbols[c] for c in text): i for text, i in ordinary.items()}
-        missing = [b for b in range(256) if bytes([b]) not in ranks]
-        if missing:
-            raise _other_kind(f"{len(missing)} of the 256 bytes have no token")
-        ids = [*ranks.values(), *(t["id"] for t in added.values())]
-        if sorted(ids) != list(range(len(ids))):
-            raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
-        first = ((tree["post_processor"] or {}).get("single") or [{}])[0]
-        self.vocab_size = len(ids)
-        self.bos = first.get("SpecialToken", {}).get("id", BOS)
+        tree, self._library = read_spec(spec)
+        self.bytes_of = vocabulary_of(tree)  # id -> bytes of UTF-8, often a part of a character
+        self.vocab_size = len(self.bytes_of)
+        self.special = {t["content"]: t["id"] for t in tree["added_tokens"] if t["special"]}
+        self.bos = begins_with(tree)
         if self.bos not in self.special:
             raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
         self.bos_id = self.special[self.bos]
-        self.nfc = bool(_steps(tree["normalizer"]))
-        self.bytes_of = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
-        self.token_bytes = np.array([len(self.bytes_of[i]) for i in range(len(ids))], np.int32)
-        self.token_bytes[list(self.special.values())] = 0
-        # What `train` makes, tiktoken runs with the same ids. It knows no options, and takes the
-        # order of ids for that of merges.
-        split = _split_in(tree)
-        blank = json.loads(_blank(split, nfc=False).to_str())
-        merged = [tree["model"]["vocab"].get("".join(pair), -1) for pair in tree["model"]["merges"]]
-        first_merged = len(SPECIAL_TOKENS) + len(symbols)
-        is_ours = (
-            tree["pre_tokenizer"] == blank["pre_tokenizer"]
-            and tree["model"] | {"vocab": {}, "merges": []} == blank["model"]
-            and tuple(added) == SPECIAL_TOKENS
-            and merged == list(range(first_merged, self.vocab_size))
-        )
-        self.split = split if is_ours else ""  # one of SPLITS; "": it was not trained here
-        self._tiktoken = None
-        if is_ours:
+        self.nfc = bool(_steps(tree["normalizer"]))  # any other step was refused
+        sizes = [len(self.bytes_of[i]) for i in range(self.vocab_size)]
+        self.token_bytes = np.array(sizes, np.int32)  # (vocab_size,)
+        self.token_bytes[list(self.special.values())] = 0  # no part of the text
+        self.split = split_trained_with(tree, self.vocab_size)  # "": it was not trained here
+        if self.split:
+            ranks = {self.bytes_of[i]: i for i in range(len(SPECIAL_TOKENS), self.vocab_size)}
             self._tiktoken = tiktoken.Encoding(
-                "nano2049", pat_str=split, mergeable_ranks=ranks, special_tokens={}
+                "nano2049", pat_str=self.split, mergeable_ranks=ranks, special_tokens={}
             )
-        self._tokenizers = bpe
         if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):
             raise _other_kind("it leaves out, adds or changes some of the text")
 
@@ -158,7 +123,7 @@ class Tokenizer:
         smallest = 256 + len(SPECIAL_TOKENS)  # every byte
         if vocab_size < smallest:
             raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
-        bpe = _blank(split, nfc)
+        bpe = untrained(split, nfc)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,  # with 5, 170 KB of text give only 2,600 of 4,096 tokens
@@ -197,11 +162,11 @@ class Tokenizer:
         return normalize(text, self.nfc)
 
     def encode_array(self, text: str, *, normalized: bool = False) -> np.ndarray:
-        """text -> uint32 ids without BOS; makes no Python object per token. `normalized`: the text
-        went through `normalize` before."""
+        """text -> uint32 ids without BOS; makes no Python object per token. normalized: the text is
+        what `normalize` returns."""
         text = text if normalized else self.normalize(text)
-        if self._tiktoken is None:
-            ids = of_library(self._tokenizers.encode, text, add_special_tokens=False).ids
+        if not self.split:
+            ids = of_library(self._library.encode, text, add_special_tokens=False).ids
             return np.array(ids, np.uint32)
         parts = [  # with special tokens as plain text
             self._tiktoken.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
@@ -235,15 +200,58 @@ def normalize(text: str, nfc: bool = False) -> str:
     return text
 
 
-def _split_in(tree: dict) -> str:
-    """The pattern in a tokenizer.json, if it is one of SPLITS; else SPLIT, which is not its own."""
-    steps = json.dumps(tree["pre_tokenizer"])
-    found = [split for split in SPLITS if json.dumps(split) in steps]
-    return found[0] if found else SPLIT
+def byte_symbols() -> dict[str, int]:
+    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table):
+    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-def _blank(split: str, nfc: bool):
-    """A tokenizer of the library, of the kind that is trained here, before its training."""
+def vocabulary_of(tree: dict) -> dict[int, bytes]:
+    """The tokens of a tokenizer.json, id -> bytes; UsageError unless each of the 256 bytes is an
+    ordinary one, and the ids are 0, 1, 2, ..."""
+    symbols = byte_symbols()
+    added = {token["content"]: token["id"] for token in tree["added_tokens"]}
+    ordinary = {text: i for text, i in tree["model"]["vocab"].items() if text not in added}
+    odd = set("".join(ordinary)) - symbols.keys()
+    if odd:
+        raise _other_kind(f"{min(odd)!r} in a token stands for no byte")
+    bytes_of = {i: bytes(symbols[c] for c in text) for text, i in ordinary.items()}
+    missing = {bytes([b]) for b in range(256)}.difference(bytes_of.values())
+    if missing:
+        raise _other_kind(f"{len(missing)} of the 256 bytes have no token")
+    bytes_of |= {i: text.encode() for text, i in added.items()}
+    if sorted(bytes_of) != list(range(len(ordinary) + len(added))):
+        raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
+    return bytes_of
+
+
+def begins_with(tree: dict) -> str:
+    """The token that a tokenizer.json puts before each text: the first thing in the template of its
+    post-processor. BOS if it has none."""
+    template = (tree["post_processor"] or {}).get("single") or [{}]
+    return template[0].get("SpecialToken", {}).get("id", BOS)
+
+
+def split_trained_with(tree: dict, vocab_size: int) -> str:
+    """The split, one of SPLITS, of a tokenizer.json that `Tokenizer.train` made; "" for any other.
+    tiktoken gives the same ids for the former: it has no options, and merges in order of ids."""
+    added = [(token["id"], token["content"]) for token in tree["added_tokens"]]
+    model = tree["model"]
+    merged = [model["vocab"].get("".join(pair)) for pair in model["merges"]]
+    expected = list(range(len(SPECIAL_TOKENS) + 256, vocab_size))
+    if added == list(enumerate(SPECIAL_TOKENS)) and merged == expected:
+        for split in SPLITS:
+            ours = json.loads(untrained(split, nfc=False).to_str())
+            options = model | {"vocab": {}, "merges": []}
+            if tree["pre_tokenizer"] == ours["pre_tokenizer"] and options == ours["model"]:
+                return split
+    return ""
+
+
+def untrained(split: str, nfc: bool):
+    """A tokenizer of the library, as `Tokenizer.train` begins: without vocabulary and merges."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as HFTokenizer
 
@@ -256,9 +264,12 @@ def _blank(split: str, nfc: bool):
     return bpe
 
 
+LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
+
+
 def _cut(text: str) -> Iterator[str]:
-    """Text for the trainer, whose time grows with the square of a word's length: a gene or Chinese
-    without punctuation is one word."""
+    """Cut text for the trainer, whose time grows with the square of a word's length: a gene is one
+    word, and so is Chinese without punctuation."""
     start = 0
     for run in LONG_RUN.finditer(text):
         yield text[start : run.end()]
@@ -266,8 +277,18 @@ def _cut(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+# The kinds of steps that the parts of a tokenizer.json may have.
+STEPS = {
+    "normalizer": {"NFC"},
+    "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Split"},
+    "decoder": {"ByteLevel"},
+}
+# Options of a BPE that it may not have: ids would not be those of plain merges.
+OPTIONS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix")
+
+
 def _steps(part: dict | None) -> list[str]:
-    """The kinds of a part's steps, in order: [] if it does nothing."""
+    """The kinds of the steps of a part, in order: [] if it does nothing."""
     if part is None:
         return []
     if part["type"] == "Sequence":

@@ -29,8 +29,7 @@ def along(weight: torch.Tensor) -> torch.Tensor:
     return torch.linspace(0, 1, len(weight), device=weight.device)
 
 
-BEGINS = {
-    "smear": lambda weight: weight.zero_(),
+BEGINS = {  # the others at 0
     "smear_gate": lambda weight: weight.uniform_(0, 0.02),
     "residual": lambda weight: weight.copy_(1.15 - 0.10 * along(weight)),
     "first": lambda weight: weight.copy_(0.20 - 0.15 * along(weight)),
@@ -38,12 +37,7 @@ BEGINS = {
 }
 
 
-def new_kind(name: str) -> model.Kind:
-    """A line of model.KINDS."""
-    return model.Kind("scalar", lambda weight, config: BEGINS[name](weight).div_(FAST[name]), None)
-
-
-NEW = {name: new_kind(name) for name in FAST}
+NEW = dict.fromkeys(FAST, ("scalar", 0.0, 0.0))  # lines of model.KINDS
 
 
 class Tried(model.GPT):
@@ -66,6 +60,12 @@ class Tried(model.GPT):
             self.first = nn.Parameter(torch.empty(config.n_layer))
         if "backout" in self.ideas:
             self.backout = nn.Parameter(torch.empty(1))
+
+    def init_one(self, name, weight):
+        super().init_one(name, weight)
+        kind = model.kind_of(name)
+        if kind in BEGINS:
+            BEGINS[kind](weight.data).div_(FAST[kind])
 
     def forward(self, idx, targets=None, reduction="mean", cache=None):
         assert cache is None, "an idea that is tried out is not sampled from"
@@ -153,7 +153,7 @@ IDEAS = {  # in the place of what model.py or optim.py has
     "muon_plus": (optim, "orthogonalize", muon_plus),
     "tail_average": (optim, "set_schedule", tail_average),
     "qk_scale": (model, "apply_rope", larger_qk),
-    "no_previous_token_head": (model.GPT, "_init_previous_token_head", no_previous_token_head),
+    "no_previous_token_head": (model, "init_previous_token_head", no_previous_token_head),
 }
 OF_THE_MODEL = ("smear", "scales", "backout")  # ideas of Tried
 

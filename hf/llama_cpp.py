@@ -33,7 +33,10 @@ TOLERANCE = {"f32": 1e-4, "f16": 0.01, "bf16": 0.05, "q8_0": 0.2}
 inputs of each matmul to the form of its weights, as well."""
 CANDIDATES = 5  # tokens at each position whose log p is compared
 # What llama.cpp calls a split that cuts text like ours.
-SPLIT_NAMES = {split_of(digits=1, marks=False): "qwen2", split_of(digits=1, marks=True): "qwen35"}
+SPLIT_NAMES = {
+    split_of(digits=1, combining=False): "qwen2",
+    split_of(digits=1, combining=True): "qwen35",
+}
 
 MODELFILE = '''FROM ./{file}
 TEMPLATE """{template}"""

@@ -169,8 +169,6 @@ def model_of(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device
         raise CheckpointError(
             f"the weights do not fit the architecture: {reason_of(error)}"
         ) from None
-    for name, table in list(model.named_buffers()):
-        model.register_buffer(name, torch.empty_like(table, device=device), persistent=False)
     model.init_tables()
     return model.eval()
 

@@ -291,28 +291,16 @@ def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
 
 
 @pytest.mark.parametrize("device, used", [("cuda", []), ("cuda:0", []), ("cuda:1", [1])])
-def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(device, used, manifest, monkeypatch):
-    """It waits for an event of the blocking kind; another would keep a core busy. And its thread
-    uses the GPU that was named, as torch does: set_device takes no device without an index."""
-    made = []
-    waited = threading.Event()
+def test_each_batch_for_a_gpu_is_pinned_in_memory_of_its_own(device, used, manifest, monkeypatch):
+    """Torch knows when a copy from it is done. And the thread uses the GPU that was named, as torch
+    does: set_device takes no device without an index."""
+    pinned = []
     set_to = []
-
-    class Event:
-        def __init__(self, **how):
-            made.append(how)
-
-        def synchronize(self):
-            waited.set()
-
-    honest = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **how: honest(*size, **how))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda batch: pinned.append(batch) or batch)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: set_to.append(device.index))
-    loader = RowLoader(manifest, order_of(manifest), 2, device=device, prefetch=3)
-    assert waited.wait(10)
-    loader.close()
-    assert made == 3 * [dict(blocking=True)] and set_to == used
+    with loading(manifest, device=device, prefetch=3) as loader:
+        wait(loader._ahead)
+    assert len({batch.data_ptr() for batch in pinned}) == 3 and set_to == used
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

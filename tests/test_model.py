@@ -182,12 +182,10 @@ def test_a_weight_that_a_table_does_not_know_is_refused(monkeypatch):
     for ask in (model.init_weights, model.param_groups):
         with pytest.raises(UsageError, match=r"blocks.0.attn.gain"):
             ask()
-    monkeypatch.setitem(
-        model_file.KINDS, "gain", model_file.Kind("scalar", model_file.normal(0.5), None)
-    )
+    monkeypatch.setitem(model_file.KINDS, "gain", ("scalar", 0.5, 0.5))
     assert model.param_groups()["scalar"] == [model.blocks[0].attn.gain]
     model.init_weights()
-    assert (model.blocks[0].attn.gain != 1).all()
+    assert (model.blocks[0].attn.gain == 0.5).all()
 
 
 def test_a_raw_matrix_counts_as_flops():
@@ -280,7 +278,7 @@ def test_meta_build_equals_plain_build(name):
 
 
 def std_of(model, suffix):
-    """Without what _init_previous_token_head changes: layer 0, a quarter of the embeddings."""
+    """Without what init_previous_token_head changes: layer 0, a quarter of the embeddings."""
     named = {n: p.detach() for n, p in model.named_parameters()}
     if suffix == "embed.weight":
         return named[suffix][:, model.config.n_embd // 4 :].std()
@@ -289,7 +287,7 @@ def std_of(model, suffix):
 
 
 def test_the_table_of_initial_values():
-    """Row by row, what the docstring of init_weights promises."""
+    """Row by row, the standard deviations that model.KINDS promises."""
     shape = dict(n_layer=4, n_embd=256, n_head=2, n_kv_head=2, mlp_hidden=1024)
     config = replace(d20, **shape, vocab_size=4096, seq_len=64)
     unit = config.n_embd**-0.5

@@ -104,7 +104,7 @@ def test_lone_surrogates_become_replacement_characters(tok):
 def test_digits_come_in_groups(digits, expected):
     """Even a text of nothing but years does not teach it a token of more digits."""
     years = [" ".join(str(year) for year in range(1000, 3000))] * 5
-    tok = Tokenizer.train(years, 1500, split=T.split_of(digits, marks=False))
+    tok = Tokenizer.train(years, 1500, split=T.split_of(digits, combining=False))
     assert [tok.decode([i]) for i in tok.encode("202199")] == expected.split()
     ids = [*tok.encode("7" * 40), *tok.encode("2020" * 5)]
     assert max(len(tok.decode([i])) for i in ids) <= digits
@@ -340,7 +340,7 @@ def test_what_a_file_may_have_the_library_do(tok):
     other = Tokenizer(json.dumps(tree | dict(truncation=to, padding=pad)))
     assert [other.decode(other.encode(text)) for text in ("a", "a b " * 500)] == ["a", "a b " * 500]
     for error, expected in ((BaseException, UsageError), (KeyboardInterrupt, KeyboardInterrupt)):
-        other._tokenizers = mock.Mock(**{"encode.side_effect": error})
+        other._library = mock.Mock(**{"encode.side_effect": error})
         with pytest.raises(expected):
             other.encode("a")
 

@@ -249,11 +249,11 @@ lesson.holds(slow >= turns and min(ms.values()) >= overlapped, "no loop beats it
 # `model(x)` and `optimizer.step()` make the CPU wait: they only queue work. The CPU waits where a
 # number must be known: `.item()`, `.cpu()`, `print(loss)`.
 #
-# `RowLoader` has a thread, and a ring of buffers. The copy of a batch to the GPU is queued as well,
-# so it happens *later*. If the thread loads the next batch into the same buffer before that, the
-# device reads the wrong batch: no error, no NaN. More buffers only make it rarer. So the device
-# sets an *event* when a copy is done, and the thread waits for the event of the buffer that it
-# wants to fill.
+# `RowLoader` has a thread. The copy of a batch to the GPU is queued as well, so it happens *later*.
+# If the thread loads the next batch into the same memory before that, the device reads the wrong
+# batch: no error, no NaN. More buffers only make it rarer. So the device sets an *event* when a
+# copy is done, and memory is filled again only after the event of its copy. Torch does this for
+# memory that it has pinned: `RowLoader` asks it for new memory for each batch.
 
 # %% [markdown]
 # ## A cache in front of a slow store

@@ -8,7 +8,7 @@
 # what followed it last time. Which parts do that, and how would you know?
 #
 # Source: Olsson et al. 2022, In-context Learning and Induction Heads. Core file: `model.py`
-# (`_init_previous_token_head`, `key_offset`). Before: lesson 32. Next: lesson 34.
+# (`init_previous_token_head`, `key_offset`). Before: lesson 32. Next: lesson 34.
 # Takes 30 seconds on two cores.
 #
 # ## Look first

@@ -26,7 +26,7 @@ from tokenizer import Tokenizer, split_of
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
 
-DIGITS = split_of(digits=1, marks=False)
+DIGITS = split_of(digits=1, combining=False)
 LINES = [f"def name_{i}(x):\n    return x + {i}  # café\n" for i in range(200)]
 LLAMA = STOCK | dict(qk_norm=False)
 TIED = dict(embed_norm=False, tie_embeddings=True)
@@ -207,8 +207,8 @@ REFUSED = {  # name -> (changes of the shape, of the tokenizer, the form, what i
     "relu2": (dict(logit_softcap=0.0), {}, "f16", "mlp relu2"),
     "NoPE": (LLAMA | dict(nope_every=2), {}, "f16", "--nope_every 0"),
     "NFC": (STOCK, dict(nfc=True), "f16", "--no_nfc"),
-    "two digits": (STOCK, dict(split=split_of(2, marks=False)), "f16", "--digits 1"),
-    "marks and two digits": (STOCK, dict(split=split_of(2, marks=True)), "f16", "--digits 1"),
+    "two digits": (STOCK, dict(split=split_of(2, combining=False)), "f16", "--digits 1"),
+    "marks and two digits": (STOCK, dict(split=split_of(2, combining=True)), "f16", "--digits 1"),
     "blocks of 32": (STOCK | dict(n_embd=66), {}, "q8_0", "f16"),
 }
 

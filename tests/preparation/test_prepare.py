@@ -182,7 +182,7 @@ def test_the_split_is_a_choice_and_makes_other_data(jsonl, undisturbed, tmp_path
         assert f"add {remedy}" in refusal(tmp_path / "e", *source, *given, *options)
     prepared(tmp_path / "one", *source, "--digits", "1")
     tokenizer = tmp_path / "one" / "tokenizer.json"
-    assert Tokenizer.load(tokenizer).split == split_of(digits=1, marks=False)
+    assert Tokenizer.load(tokenizer).split == split_of(digits=1, combining=False)
     prepared(tmp_path / "same", *source, "--digits", "1", "--tokenizer", str(tokenizer))
     assert (tmp_path / "same" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
 
