@@ -58,7 +58,6 @@ def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) ->
     return momentum + (0.90 - momentum) * into_decay
 
 
-FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
 GROWTH_STEPS = 2000
 

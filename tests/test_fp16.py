@@ -17,6 +17,7 @@ import model
 import optim
 from config import GPTConfig
 from machinery import ranks
+from machinery.formats import Counters
 
 FP16 = "--dtype fp16 --save_every 3 --keep 9".split()
 
@@ -46,7 +47,7 @@ def test_the_gradient_of_the_loss_is_that_of_fp64_if_it_is_scaled():
     logits = 15 * torch.tanh(exact @ weight[:1000].double().T / 15)
     F.cross_entropy(logits, targets, reduction="sum").backward()
     errors = []
-    for scale in (1.0, optim.FIRST_SCALE):
+    for scale in (1.0, Counters().fp16_scale):
         half = x.half().requires_grad_()
         loss = model.cross_entropy(half[None], weight.half(), targets[None], config).sum()
         (loss * scale / 524_288).backward()
@@ -81,8 +82,8 @@ def spoiled(rank: int) -> list:
 def whole(small_data, trained_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("fp16") / "run"
     start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
-    low = optim.FIRST_SCALE
-    high = 2 * optim.FIRST_SCALE
+    low = Counters().fp16_scale
+    high = 2 * Counters().fp16_scale
     assert logged(run_dir, "scale") == 4 * [low] + 3 * [high] + 4 * [low] + [high]
     half, single = (logged(folder, "norm") for folder in (run_dir, trained_run))
     assert half[:6] == pytest.approx(single[:6], rel=0.01)
