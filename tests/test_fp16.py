@@ -14,7 +14,6 @@ from faults import start
 from test_faults import assert_same_state
 
 import model
-import optim
 from config import GPTConfig
 from machinery import ranks
 from machinery.formats import Counters
