@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 import zstandard
 
 from machinery.errors import DataError, reason_of
-from preparation import chat
 from tokenizer import blocks
 
 MB = 1 << 20
@@ -39,6 +38,7 @@ LARGEST_ARRAY = 256 * MB  # of a .json, which is read whole
 TEXTS = (".txt", ".text", ".md", ".py")  # what a folder is searched for; a glob names others
 LINES = (".jsonl", ".ndjson")
 RECORDS = (*LINES, *".parquet .json .csv .tsv".split())  # read by their fields, as plain text never
+TURNS = ("messages", "conversations", "conversation")  # fields that hold a list of turns
 ICONV = """UTF-16; to convert them:
 for f in {}; do iconv -f UTF-16 -t UTF-8 "$f" > "$f.new" && mv "$f.new" "$f"; done"""
 POINTERS = {  # what stands in a checkout for a file that was not fetched
@@ -63,6 +63,11 @@ WITHOUT = "records without the field"
 NO_OBJECT = "records left out that are not JSON objects"
 MORE_CELLS = "rows left out, with more cells than the first line has names; a cell with a"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
+
+
+def beginning(value: object) -> str:
+    """The beginning of a value, for a message."""
+    return json.dumps(value, ensure_ascii=False, default=str)[:160]
 
 
 # Of one that is none: why it is left out, where it is, and what stands there.
@@ -92,7 +97,7 @@ class Notes(Counter):
         """Count a document that is not used, for a reason: the same words for each of a kind."""
         self[reason] += 1
         if reason not in self.examples:
-            self.examples[reason] = f", for example {where}{chat.beginning(value)}"
+            self.examples[reason] = f", for example {where}{beginning(value)}"
 
     def lines(self, documents: int = 0) -> Iterator[str]:
         """Each reason with its count and an example, and with its share of these documents."""
@@ -196,6 +201,11 @@ def read_file(
             yield document_of(record, fields, notes)
 
 
+def is_turns(fields: tuple[str, ...]) -> bool:
+    """Whether these fields of a record hold a conversation, not text."""
+    return len(fields) == 1 and fields[0] in TURNS
+
+
 def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     """The document of a record: its text fields, a blank line between; or its turns, as they are.
     None if it has none of the fields, or no text in one of them."""
@@ -206,7 +216,7 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     notes.update(f"{WITHOUT} {field!r}" for field in fields if field not in record)
     if not found:
         return None
-    if chat.is_turns(fields):
+    if is_turns(fields):
         return record[fields[0]] or ""
     texts = []
     for field in found:
@@ -309,7 +319,7 @@ def _text_records(
         bad = [record for record in first if not isinstance(record, dict)]
         if start == 0 and len(bad) > len(first) / 2:
             _, place, value = bad[0]
-            raise DataError(f"{path}, {place}: no record, but {chat.beginning(value)}; {RECORD}")
+            raise DataError(f"{path}, {place}: no record, but {beginning(value)}; {RECORD}")
         for record in itertools.chain(first, records):
             if isinstance(record, dict):
                 yield record

@@ -15,7 +15,6 @@ ordered by hash, so the first few are a fair sample. Next: worker.py turns a uni
 """
 
 import codecs
-import dataclasses
 import glob
 import hashlib
 import os
@@ -25,6 +24,7 @@ import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,17 +49,12 @@ from preparation.reading import (
 # A unit of 16 MB takes one core about 4 seconds: no more is lost by a kill, and few files occupy
 # many cores. At 4 bytes of text per token and 2 per id, its shard has about 8 MB.
 SMALLEST_UNIT = 4 * MB
-INSTALLED = {  # spec -> kind, place and fields of its source
-    "stdlib": ("stdlib", "stdlib", ""),
-    "stdlib+site": ("stdlib", "stdlib+site", ""),
-    "chats:stdlib": ("chats", "stdlib", "messages"),
-}
 SAMPLE = 100  # documents of a source that are read before any work
 FIRST_RECORDS = 10_000  # those without a field that is asked for, until that is an error
 AGAIN = "run the same command again: finished units are kept"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Source:
     name: str
     kind: str  # stdlib, chats, files or hf; other modules ask for the properties below instead
@@ -70,62 +65,87 @@ class Source:
     config: str | None = None
     split: str = "train"
     revision: str | None = None
-    spec: str = dataclasses.field(default="", repr=False)  # as given, but public and unpinned
+    spec: str = field(default="", repr=False)  # as given, but public and unpinned
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     local = property(lambda self: self.kind == "files")  # people edit its files in place
     installed = property(lambda self: self.kind in ("stdlib", "chats"))  # changes with Python
-    conversations = property(lambda self: chat.is_turns(self.fields))
+    conversations = property(lambda self: reading.is_turns(self.fields))
+
+
+INSTALLED = {  # word -> its source
+    "stdlib": Source("stdlib", "stdlib", "stdlib"),
+    "stdlib+site": Source("stdlib", "stdlib", "stdlib+site"),
+    "chats:stdlib": Source("chats", "chats", "stdlib", ("messages",)),
+}
 
 
 def parse(spec: str, encoding: str = "utf-8") -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
-    name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
+    name, text = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     if os.path.exists(spec):  # a=b.txt
         name = None
-        rest = spec
-    config = split = rev = ""
-    path = rest.removeprefix("files:")
-    found = None if rest in INSTALLED else find_place(path)  # a folder called stdlib: files:stdlib
-    rest, _, fields = rest.partition("#")
-    kind, _, place = rest.partition(":")
-    if found or (kind == "files" and path):
-        if "://" in path:
-            raise UsageError(f"source {spec!r} is a URL; files: takes a path")
-        kind = "files"
-        place, fields = found or (os.path.expanduser(path), "")
-        name = name or Path(place).stem
-        place = os.path.abspath(place)
-    elif rest in INSTALLED:
-        if fields:
-            raise UsageError(f"source {spec!r}: {rest} has no fields; leave out #{fields}")
-        kind, place, fields = INSTALLED[rest]
-        name = name or kind
-    elif kind == "hf" and place:
-        if "://" not in place:
-            place, _, rev = place.partition("@")
-            place, _, config = place.partition(":")
-            config, _, split = config.partition(":")
-        name = name or public(place).rstrip("/").split("/")[-1]
-    else:
+        text = spec
+    word, _, fields = text.partition("#")
+    source = of_python(word, fields) or of_path(text) or of_hub(word, fields)
+    if source is None:
         raise UsageError(
             "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, files:PATH, "
             f"hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r} (a path with spaces needs quotes)"
         )
-    name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
-    name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
+    # the name of a folder, below train/; no file system takes more than 255 bytes
+    name = re.sub(r"[^\w.-]", "_", name or source.name).lstrip(".") or source.kind
+    name = name.encode()[:200].decode(errors="ignore")
+    unpinned = spec.replace(f"@{source.revision}", "") if source.revision else spec
+    return replace(source, name=name, encoding=encoding, spec=public(unpinned))
+
+
+def of_python(word: str, fields: str) -> Source | None:
+    """'stdlib' -> the library of this Python."""
+    if fields and word in INSTALLED:
+        raise UsageError(
+            f"{word} has no fields; leave out #{fields}, or name a folder: files:{word}#{fields}"
+        )
+    return INSTALLED.get(word)
+
+
+def of_path(text: str) -> Source | None:
+    """'notes #2/*.txt#body', with files: before it or not -> files that are there. With files:, it
+    is a path in any case."""
+    path = text.removeprefix("files:")
+    found = find_place(path)
+    if found is None and path in ("", text):
+        return None
+    if "://" in path:
+        raise UsageError(f"source {text!r} is a URL; files: takes a path")
+    place, fields = found or (os.path.expanduser(path), "")
+    return Source(Path(place).stem, "files", os.path.abspath(place), *fields_of(fields))
+
+
+def of_hub(word: str, fields: str) -> Source | None:
+    """'hf:REPO:CONFIG:SPLIT@REVISION' or 'hf:URL' -> a dataset."""
+    kind, _, place = word.partition(":")
+    if kind != "hf" or not place:
+        return None
+    config = split = revision = ""
+    if "://" not in place:
+        place, _, revision = place.partition("@")
+        place, _, config = place.partition(":")
+        config, _, split = config.partition(":")
     return Source(
-        name=name,
-        kind=kind,
-        place=place,
-        fields=tuple((fields or "text").split("+")),
-        named=bool(fields),
-        encoding=encoding,
+        public(place).rstrip("/").split("/")[-1],
+        kind,
+        place,
+        *fields_of(fields),
         config=config or None,
         split=split or "train",
-        revision=rev or None,
-        spec=public(spec.replace(f"@{rev}", "") if rev else spec),
+        revision=revision or None,
     )
+
+
+def fields_of(text: str) -> tuple[tuple[str, ...], bool]:
+    """'question+answer' -> the fields of a Source, and whether they were named."""
+    return tuple((text or "text").split("+")), bool(text)
 
 
 def encoding_of(name: str) -> str:
@@ -205,8 +225,13 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
 
 
 def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn]]:
-    """The texts of a unit, or its conversations. `notes` counts what is odd or left out."""
-    return filter(None, _all_of(source, unit, notes))
+    """The texts of a unit, or its conversations, but for duplicates of other documents
+    (duplicates.py). `notes` counts what is odd or left out."""
+    for i, document in enumerate(filter(None, _all_of(source, unit, notes))):
+        if i in unit.get("duplicates", ()):
+            notes["copies of other documents, left out"] += 1
+        else:
+            yield document
 
 
 def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn] | None]:
@@ -226,7 +251,7 @@ def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[cha
         yield document
 
 
-def check(source: Source, units: list[dict]) -> None:
+def probe(source: Source, units: list[dict]) -> None:
     """Read the beginning of a source, before hours of work: UsageError if it has no document, lacks
     a field that is asked for, or is in another encoding."""
     notes = Notes()
