@@ -79,7 +79,13 @@ def main(argv: list[str]) -> int:
 def prepare(config: DataConfig) -> shards.Manifest:
     """Prepare the data that a DataConfig describes; returns its manifest."""
     t0 = time.perf_counter()
-    given = given_tokenizer(config)
+    given = None
+    if config.tokenizer:
+        from hf import tokenizer_json
+
+        given = tokenizer_json.read(config.tokenizer, config.bos_token)
+    elif config.bos_token:
+        raise UsageError(f"--bos_token {config.bos_token} has no effect without --tokenizer")
     job = plan_job(config, given)
     manifest = reuse(job)
     if manifest is not None:
@@ -103,17 +109,6 @@ def prepare(config: DataConfig) -> shards.Manifest:
     return manifest
 
 
-def given_tokenizer(config: DataConfig) -> Tokenizer | None:
-    """The tokenizer that --tokenizer names; None: one is to be trained."""
-    if config.tokenizer:
-        from hf import tokenizer_json
-
-        return tokenizer_json.read(config.tokenizer, config.bos_token)
-    if config.bos_token:
-        raise UsageError(f"--bos_token {config.bos_token} has no effect without --tokenizer")
-    return None
-
-
 def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
     """The tokenizer of the rows: the given one, or one trained on a sample of the training text. It
     is kept with the units, and read there if an earlier run of the job has made it."""
@@ -127,9 +122,13 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
     else:
         t0 = time.perf_counter()
         say(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
-        split = split_of(config.digits, config.keep_marks)
-        how = dict(split=split, nfc=config.nfc, progress=sys.stderr.isatty())
-        tokenizer = Tokenizer.train(tokenizer_sample(job), config.vocab_size, **how)
+        tokenizer = Tokenizer.train(
+            tokenizer_sample(job),
+            config.vocab_size,
+            split=split_of(config.digits, config.keep_marks),
+            nfc=config.nfc,
+            progress=sys.stderr.isatty(),
+        )
         where = f"in {time.perf_counter() - t0:.1f} s"
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(path, tokenizer.spec)
@@ -174,7 +173,14 @@ def finish(job: Job, tokenizer: Tokenizer, units: dict, notes: Notes) -> shards.
             parts = [unit.splits[split] for unit in own]
             name = f"{split}/{source.name}/leftover_{job.key[:8]}_{len(own):05d}"
             by_source[source.name] = summed([*parts, packed_rest(job, tokenizer, parts, name)])
-    check_enough(job, splits, notes)
+    for split, by_source in splits.items():
+        total = summed(by_source.values())
+        if not total.rows:  # training would stop at once, with a less helpful error
+            raise UsageError(
+                f"the {split} split has {total.tokens} tokens, less than one row of "
+                f"{job.config.row_len}{sources.left_out(notes)}; give it more text, a smaller "
+                f"--row_len, or another --val_fraction than {job.config.val_fraction}"
+            )
     begins = [line for unit in units.values() for line in unit.beginnings.splitlines()]
     return write_manifest(job, tokenizer, facts, splits, notes, begins)
 
@@ -211,7 +217,8 @@ def summed(parts: Iterable[Split]) -> Split:
         packing.update(part.packing)
         sums.update(documents=part.documents, bytes=part.bytes, tokens=part.tokens)
         written += part.shards
-    return Split(**sums, rows=packing["rows"], packing=packing | {"leftover": 0}, shards=written)
+    packing["leftover"] = 0  # packed_rest has packed it, or dropped it
+    return Split(**sums, rows=packing["rows"], packing=packing, shards=written)
 
 
 def write_manifest(
@@ -255,18 +262,6 @@ def write_manifest(
     return manifest
 
 
-def check_enough(job: Job, splits: dict, notes: Notes) -> None:
-    """UsageError if a split has no row: training would stop at once, with a less helpful error."""
-    for split, by_source in splits.items():
-        total = summed(by_source.values())
-        if not total.rows:
-            raise UsageError(
-                f"the {split} split has {total.tokens} tokens, less than one row of "
-                f"{job.config.row_len}{sources.left_out(notes)}; give it more text, a smaller "
-                f"--row_len, or another --val_fraction than {job.config.val_fraction}"
-            )
-
-
 def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
     """The lines printed at the end of a preparation."""
     lines = []
@@ -277,8 +272,8 @@ def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
     what = "documents" if parts <= documents else "pieces of documents"
     for split, t in totals.items():
         if t.tokens:
-            cut = t.packing.get("cuts", 0) / max(1, t.documents)
-            dropped = t.packing.get("dropped", 0) / t.tokens
+            cut = t.packing["cuts"] / max(1, t.documents)
+            dropped = t.packing["dropped"] / t.tokens
             lines.append(
                 f"{split:5} {t.documents:,} {what} | {t.bytes / 1e6:,.2f} MB | "
                 f"{t.tokens:,} tokens | {t.bytes / t.tokens:.3f} bytes/token | "

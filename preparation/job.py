@@ -200,7 +200,8 @@ def block_size(source: Source, size: int | None) -> int:
     """How many characters of a document are held out together. A conversation is never divided, and
     a record only if it is longer than a document. Of plain text in a few files, `size` bytes in
     all, it is 4,096, or a thousandth of a long text, or a 32nd of a short one."""
-    if size is None or not sources.is_plain_text(source):
+    is_whole = source.remote or source.conversations
+    if size is None or is_whole or sources.has_records(source):
         return DOCUMENT
     return min(max(min(4096, size // 32), size // 1024, 1), DOCUMENT)
 
@@ -321,9 +322,6 @@ def sweep(job: Job) -> None:
         for path in folder.glob("leftover_????????_?????_*.npy"):
             path.unlink()
     for other in all_units.glob("[0-9a-f]" * 16):
-        if other.is_dir() and other != job.unit_dir:
+        if other.is_dir() and not other.is_symlink() and other != job.unit_dir:
             say(f"starting {job.folder} again: other options or other text", file=sys.stderr)
-            if other.is_symlink():  # which is removed, not its target
-                other.unlink()
-            else:
-                shutil.rmtree(other)
+            shutil.rmtree(other)

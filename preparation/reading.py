@@ -182,23 +182,22 @@ def refuse(path: Path, start: bytes, table: dict[bytes, str]) -> None:
         )
 
 
-def read_file(
-    path: Path, start: int, end: int, fields: tuple[str, ...], encoding: str, notes: Notes
-) -> Iterator[str | list]:
+def read_file(path: Path, start: int, end: int, source, notes: Notes) -> Iterator[str | list]:
     """The documents of a piece of a file: those whose first byte lies in start .. end (row groups
-    of a .parquet; end -1: of all). A record has those of its `fields`; plain text has none."""
+    of a .parquet; end -1: of all). source: a sources.Source, which says in which fields of a record
+    the text is, and the encoding of files."""
     kind = kind_of(path.name)
-    read = partial(decode, notes=notes, encoding=encoding)
+    read = partial(decode, notes=notes, encoding=source.encoding)
     with readable(path):
         if kind == ".parquet":
-            records = _parquet_records(path, range(start, end), fields)
+            records = _parquet_records(path, range(start, end), source.fields)
         elif kind in RECORDS:
             records = _text_records(path, kind, start, end, read, notes)
         else:
             yield from _plain_text(path, start, end, read, notes)
             return
         for record in records:
-            yield document_of(record, fields, notes)
+            yield document_of(record, source.fields, notes)
 
 
 def is_turns(fields: tuple[str, ...]) -> bool:

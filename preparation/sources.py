@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -73,6 +74,7 @@ class Source:
     conversations = property(lambda self: reading.is_turns(self.fields))
 
 
+Documents = Iterator[str | list[chat.Turn] | None]  # texts, or conversations
 INSTALLED = {  # word -> its source
     "stdlib": Source("stdlib", "stdlib", "stdlib"),
     "stdlib+site": Source("stdlib", "stdlib", "stdlib+site"),
@@ -124,17 +126,13 @@ def of_path(text: str) -> Source | None:
 
 def of_hub(word: str, fields: str) -> Source | None:
     """'hf:REPO:CONFIG:SPLIT@REVISION' or 'hf:URL' -> a dataset."""
-    kind, _, place = word.partition(":")
-    if kind != "hf" or not place:
+    found = re.fullmatch(r"hf:(.*://.*|[^:@]+)(?::([^:@]*))?(?::([^@]*))?(?:@(.*))?", word)
+    if found is None:
         return None
-    config = split = revision = ""
-    if "://" not in place:
-        place, _, revision = place.partition("@")
-        place, _, config = place.partition(":")
-        config, _, split = config.partition(":")
+    place, config, split, revision = found.groups()
     return Source(
         public(place).rstrip("/").split("/")[-1],
-        kind,
+        "hf",
         place,
         *fields_of(fields),
         config=config or None,
@@ -166,11 +164,13 @@ def find_place(text: str) -> tuple[str, str] | None:
     """'notes #2/*.txt#body' -> ('notes #2/*.txt', 'body'): the path that is there, or the pattern
     that some file matches, and the fields after it. A path is taken as it is named, even one with
     a # or a bracket. None if nothing is there."""
-    for end in (len(text), *(m.start() for m in reversed([*re.finditer("#", text)]))):
-        for place in (text[:end], os.path.expanduser(text[:end])):
+    path = text
+    while path:
+        for place in (path, os.path.expanduser(path)):
             matches = glob.iglob(as_pattern(place), recursive=True)
-            if place and (os.path.exists(place) or next(matches, None)):
-                return place, text[end + 1 :]
+            if os.path.exists(place) or next(matches, None):
+                return place, text[len(path) + 1 :]
+        path = path.rpartition("#")[0]
     return None
 
 
@@ -224,7 +224,7 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
     return units, facts | ({"not_read": dict(skipped.most_common(20))} if skipped else {})
 
 
-def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn]]:
+def documents(source: Source, unit: dict, notes: Notes) -> Documents:
     """The texts of a unit, or its conversations, but for duplicates of other documents
     (duplicates.py). `notes` counts what is odd or left out."""
     for i, document in enumerate(filter(None, _all_of(source, unit, notes))):
@@ -234,7 +234,7 @@ def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[c
             yield document
 
 
-def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn] | None]:
+def _all_of(source: Source, unit: dict, notes: Notes) -> Documents:
     """Of each record its document, also an empty one; None where it is left out."""
     read = _hf_documents if source.remote else _local_documents
     for document in read(source, unit, notes):
@@ -259,9 +259,8 @@ def probe(source: Source, units: list[dict]) -> None:
     size = 0
     lacking = []
     for document in (d for unit in units for d in _all_of(source, unit, notes)):
-        if document:
-            found += 1
-            size += len(document)
+        found += bool(document)
+        size += len(document or "")
         lacking = [f for f in source.fields if notes[f"{reading.WITHOUT} {f!r}"] == notes.read]
         is_enough = (found >= SAMPLE or size > LARGEST_UNIT) and not lacking
         if is_enough or notes.read >= FIRST_RECORDS:
@@ -290,11 +289,9 @@ def left_out(notes: Notes) -> str:
 # ----------------------------------------------------------------------------------- local files
 
 
-@lru_cache(maxsize=16)
-def is_plain_text(source: Source) -> bool:
-    """Whether its documents are pieces of files, not records that somebody wrote as they are."""
-    is_whole = source.remote or source.conversations
-    return not (is_whole or any(kind_of(name) in RECORDS for name in find_files(source)[0]))
+def has_records(source: Source) -> bool:
+    """Whether somebody wrote its documents as they are: not all are pieces of plain text."""
+    return any(kind_of(name) in RECORDS for name in find_files(source)[0])
 
 
 @lru_cache(maxsize=16)  # a worker needs them once per unit
@@ -405,13 +402,11 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
         yield name, 0, -1, size
     else:
         count = max(1, -(-size // target))
-        for i in range(count):
-            start = size * i // count
-            end = size * (i + 1) // count
+        for start, end in pairwise(size * i // count for i in range(count + 1)):
             yield name, start, end, end - start
 
 
-def _local_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list]:
+def _local_documents(source: Source, unit: dict, notes: Notes) -> Documents:
     """The documents of each piece of a unit."""
     for name, start, end in unit["pieces"]:
         path = find_files(source)[0][name]
@@ -421,7 +416,7 @@ def _local_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str |
                     notes.read += 1
                     yield turns
         else:
-            yield from read_file(path, start, end, source.fields, source.encoding, notes)
+            yield from read_file(path, start, end, source, notes)
 
 
 # ---------------------------------------------------------------------------------- Hugging Face
@@ -467,9 +462,8 @@ def _hf_units(source: Source) -> tuple[list[dict], dict]:
     return units, {"revision": revision, "shards": count}
 
 
-def _hf_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list]:
-    for record in _hf_records(source, unit):
-        yield document_of(record, source.fields, notes)
+def _hf_documents(source: Source, unit: dict, notes: Notes) -> Documents:
+    return (document_of(row, source.fields, notes) for row in _hf_records(source, unit))
 
 
 def _hf_records(source: Source, unit: dict) -> Iterator[dict]:

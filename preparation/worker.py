@@ -13,7 +13,7 @@ torch. Next: sources.py and reading.py, where documents come from; then prepare_
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -34,36 +34,24 @@ PROMPTS = 3  # held-out documents, of a unit and of all, whose first words are k
 read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per unit
 
 
-@dataclass
-class Part:
-    """A part of a document that is as a whole for training, or for validation."""
-
-    split: str
-    """train or val."""
-    ids: np.ndarray
-    """Its tokens, without BOS."""
-    bytes: int
-    """Of its text."""
-    begin: str
-    """Its first words."""
-
-
 def work(job: Job, unit: UnitId) -> Unit:
     """Read, tokenize, pack and write one unit: shards, and last of all its unit_file."""
+    source = job.sources[unit[0]]
     tokenizer = read_tokenizer(disk.read_text(job.unit_dir / "tokenizer.json"))
     notes = Notes()
     sums = {"train": Counter(), "val": Counter()}
     held_out = []
-    training = training_ids(parts_of(job, unit, tokenizer, notes), sums, held_out)
-    train = write_split(job, unit, "train", training, tokenizer, sums)
-    val = write_split(job, unit, "val", [part.ids for part in held_out], tokenizer, sums)
-    if job.sources[unit[0]].conversations:  # each piece has one BOS, the others fill rows
-        for split in (train, val):
-            notes[chat.FILLERS] += split.packing["bos"] - split.packing["documents"]
-    begins = [part.begin for part in held_out if part.begin]
+    training = training_ids(parts_of(job, unit, tokenizer, notes), tokenizer, sums, held_out)
+    splits = {}
+    for split, docs in (("train", training), ("val", (ids for ids, _ in held_out))):
+        splits[split] = write_split(job, unit, split, docs, tokenizer, sums[split])
+        if source.conversations:  # each piece has one BOS, the others fill rows
+            packing = splits[split].packing
+            notes[chat.FILLERS] += packing["bos"] - packing["documents"]
+    begins = [begin for _, begin in held_out if begin]
     done = Unit(
-        splits={"train": train, "val": val},
-        tokens=train.tokens,
+        splits=splits,
+        tokens=sums["train"]["tokens"],
         documents=notes.read + notes.bad,
         notes=dict(notes),
         examples=notes.examples,
@@ -73,22 +61,19 @@ def work(job: Job, unit: UnitId) -> Unit:
     return done
 
 
-def parts_of(job: Job, unit: UnitId, tokenizer: Tokenizer, notes: Notes) -> Iterator[Part]:
-    """The parts of all documents of a unit. `notes` counts what is odd or left out."""
-    source = job.sources[unit[0]]
+def parts_of(job, unit, tokenizer, notes) -> Iterator[tuple[str, np.ndarray, str]]:
+    """("train" or "val", ids without BOS, first words) for each part of each document of a unit."""
+    s = unit[0]
+    source = job.sources[s]
     for document in sources.documents(source, job.units[unit], notes):
         if source.conversations:
             yield from conversation_parts(job, document, tokenizer, notes)
-        else:
-            yield from text_parts(job, document, tokenizer, job.blocks[unit[0]])
-
-
-def text_parts(job: Job, text: str, tokenizer: Tokenizer, block: int) -> Iterator[Part]:
-    """The parts of a text; for one that is not the first, `begin` is of its first whole line."""
-    for i, (split, part) in enumerate(split_text(job, tokenizer.normalize(text), block)):
-        ids = tokenizer.encode_array(part, normalized=True)
-        begin = first_words(part.partition("\n")[2] if i else part)
-        yield Part(split, ids, len(part.encode("utf-8")), begin)
+            continue
+        text = tokenizer.normalize(document)
+        for i, (split, part) in enumerate(split_text(job, text, job.blocks[s])):
+            # a part that is not the first begins anywhere: its first whole line is shown
+            begin = first_words(part.partition("\n")[2] if i else part)
+            yield split, tokenizer.encode_array(part, normalized=True), begin
 
 
 def split_text(job: Job, text: str, block: int) -> Iterator[tuple[str, str]]:
@@ -102,51 +87,55 @@ def side_of(job: Job, text: str) -> str:
     return "val" if data.hash64(text) < job.val_below else "train"
 
 
-def conversation_parts(job: Job, turns: list, tokenizer: Tokenizer, notes: Notes) -> Iterator[Part]:
-    """The pieces of a conversation that fit into rows: on one side; they begin as its first
-    question does."""
-    split = side_of(job, tokenizer.normalize(chat.as_text(turns)))
-    begin = first_words(dict(turns[::-1])["user"], 159)
-    for piece in chat.pieces(turns, tokenizer, job.config.row_len, notes):
-        yield Part(split, np.array(piece), int(tokenizer.token_bytes[piece].sum()), begin)
-
-
 def first_words(text: str, most: int = 31) -> str:
     """The beginning of the first line of a text: the words that end within 1 + `most` characters,
     or as many characters of a long word, or of Chinese."""
     return re.search(rf"[^\s\ufeff](.{{,{most}}}(?<!\s)(?!\S)|\S{{,{most}}})|$", text)[0]
 
 
-def training_ids(parts: Iterator[Part], sums: dict, held_out: list[Part]) -> Iterator[np.ndarray]:
-    """The ids for training, part by part, as a unit may not fit in memory. Those for validation,
-    which are few, are put into `held_out`; `sums` counts both."""
-    for part in parts:
-        sums[part.split].update(documents=1, bytes=part.bytes, tokens=len(part.ids))
-        if part.split == "train":
-            yield part.ids
+def conversation_parts(job, turns, tokenizer, notes) -> Iterator[tuple]:
+    """As `parts_of`: a conversation in pieces that fit into rows, all on one side. It begins as its
+    first question does."""
+    split = side_of(job, tokenizer.normalize(chat.as_text(turns)))
+    question = next(text for role, text in turns if role == "user")
+    for piece in chat.pieces(turns, tokenizer, job.config.row_len, notes):
+        yield split, np.array(piece), first_words(question, 159)
+
+
+def training_ids(parts, tokenizer, sums, held_out) -> Iterator[np.ndarray]:
+    """The ids for training, one part after the other, since a unit may not fit in memory. Those for
+    validation, which are few, are put into `held_out`. `sums` counts both."""
+    for split, ids, begin in parts:
+        size = int(tokenizer.token_bytes[ids].sum())
+        sums[split].update(documents=1, bytes=size, tokens=len(ids))
+        if split == "train":
+            yield ids
         else:
-            held_out.append(part)
+            held_out.append((ids, begin))
 
 
-def write_split(
-    job: Job, unit: UnitId, split: str, docs: Iterable, tokenizer: Tokenizer, sums: dict
-) -> UnitSplit:
+def write_split(job, unit, split: str, docs: Iterable, tokenizer, sums: Counter) -> UnitSplit:
     """Pack the ids of documents into rows, and write these."""
-    source = job.sources[unit[0]]
+    s, number = unit
+    source = job.sources[s]
     dtype = shards.dtype_for(tokenizer.vocab_size)
     docs = (ids.astype(dtype) for ids in docs)
-    packed = data.pack(docs, job.config.row_len, tokenizer.bos_id, BUFFER, source.conversations)
+    whole = source.conversations
+    packed = data.pack(docs, job.config.row_len, tokenizer.bos_id, BUFFER, whole)
     rows = packed
     if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
         in_order = list(packed)
         order = data.Permutation(len(in_order), "val")
         rows = [in_order[order(i)] for i in range(order.n)]
-    name = f"{split}/{source.name}/unit_{unit[1]:05d}"
+    written = shards.write_shards(
+        rows, job.folder, f"{split}/{source.name}/unit_{number:05d}", dtype
+    )
+    # the rest is known, and counted in `sums`, only now that all rows have been taken
     return UnitSplit(
-        shards=shards.write_shards(rows, job.folder, name, dtype),
+        shards=written,
         packing=asdict(packed.stats),
         leftover=[ids.tolist() for ids in packed.leftover],
-        **sums[split],  # complete by now
+        **sums,
     )
 
 
