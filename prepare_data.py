@@ -14,8 +14,8 @@ import machinery.needs  # first: it says which packages are missing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -34,24 +34,12 @@ from machinery.formats import (
 from machinery.output import say
 from preparation import chat, pool, show, sources
 from preparation.duplicates import without_duplicates
-from preparation.job import (
-    BUFFER,
-    TOKENIZER_CHARS,
-    Job,
-    plan_job,
-    probe_sources,
-    reuse,
-    sweep,
-    texts,
-    units_of,
-)
+from preparation.job import BUFFER, Job, plan_job, reuse, sweep, units_of
 from preparation.reading import Notes
-from preparation.worker import PROMPTS, split_text
+from preparation.worker import PROMPTS, tokenizer_sample
 from tokenizer import Tokenizer, split_of
 
 COMMANDS = {"verify": show.verify, "show": show.show}  # each gets the words typed after it
-TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
-TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
 
 
@@ -94,7 +82,6 @@ def prepare(config: DataConfig) -> shards.Manifest:
             f"{manifest.row_len}, fingerprint {manifest.fingerprint[:16]}"
         )
         return manifest
-    probe_sources(job, remote=True)
     with disk.lock(job.folder, "--data_dir"):
         (job.folder / "manifest.json").unlink(missing_ok=True)  # no dataset while it is changed
         job.unit_dir.mkdir(parents=True, exist_ok=True)
@@ -133,24 +120,6 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(path, tokenizer.spec)
     return tokenizer
-
-
-def tokenizer_sample(job: Job) -> Iterator[str]:
-    """Training text for a tokenizer: from the first units of each source, in the job's shares. No
-    document gives more than TOKENIZER_DOC_CHARS, so that many contribute, unless files are few."""
-    most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
-    for s, share in enumerate(job.shares):
-        units = units_of(job, s)[:TOKENIZER_UNITS]
-        for unit in units:
-            left = TOKENIZER_CHARS * share / sum(job.shares) / len(units)
-            for text in texts(job, unit, Notes()):
-                for split, part in split_text(job, text, job.blocks[s]):
-                    if split == "train" and left > 0:
-                        part = part[: min(most, int(left) + 1)]
-                        left -= len(part)
-                        yield part
-                if left <= 0:
-                    break
 
 
 def notes_of(units: dict) -> Notes:
@@ -204,8 +173,9 @@ def packed_rest(job: Job, tokenizer: Tokenizer, parts: list[UnitSplit], name: st
     leftover = [np.array(ids, dtype) for part in parts for ids in part.leftover]
     packed = data.pack(leftover, job.config.row_len, tokenizer.bos_id, BUFFER)
     written = shards.write_shards(packed, job.folder, name, dtype)
-    stats = {field: getattr(packed.stats, field) for field in ("rows", "cuts", "splits", "bos")}
-    return Split(shards=written, packing=stats | {"dropped": packed.stats.leftover})
+    packing = asdict(packed.stats) | {"documents": 0, "tokens": 0}  # the parts have counted them
+    packing["dropped"] = packing["leftover"]
+    return Split(shards=written, packing=packing)
 
 
 def summed(parts: Iterable[Split]) -> Split:
@@ -272,12 +242,11 @@ def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
     what = "documents" if parts <= documents else "pieces of documents"
     for split, t in totals.items():
         if t.tokens:
-            cut = t.packing["cuts"] / max(1, t.documents)
-            dropped = t.packing["dropped"] / t.tokens
             lines.append(
                 f"{split:5} {t.documents:,} {what} | {t.bytes / 1e6:,.2f} MB | "
                 f"{t.tokens:,} tokens | {t.bytes / t.tokens:.3f} bytes/token | "
-                f"{t.rows:,} rows | cut {cut:.2%} of them | dropped {dropped:.4%} of tokens"
+                f"{t.rows:,} rows | cut {t.packing['cuts'] / max(1, t.documents):.2%} of them | "
+                f"dropped {t.packing['dropped'] / t.tokens:.4%} of tokens"
             )
     held = totals["val"].tokens
     if held < ENOUGH:

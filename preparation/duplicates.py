@@ -9,7 +9,6 @@ import hashlib
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from config import UsageError
 from preparation.job import Job, UnitId, task_of, texts
 from preparation.reading import Notes
 
@@ -28,12 +27,6 @@ def without_duplicates(job: Job, executor: Executor) -> Job:
     stays, so the first units of a source have no duplicates either."""
     if job.config.dedup == "none":
         return job
-    remote = [source.place for source in job.sources if source.remote]
-    if remote:
-        raise UsageError(
-            f"--dedup {job.config.dedup} would download hf:{remote[0]} twice; take data without "
-            "duplicates, and --dedup none"
-        )
     tasks = [task_of(job, unit) for unit in job.units]
     seen = [set() for _ in job.sources]
     units = {}

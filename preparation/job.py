@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,7 +104,6 @@ def plan_job(config: DataConfig, given: Tokenizer | None = None) -> Job:
         options=options,
         key=digest([options, units]),
     )
-    probe_sources(job, remote=False)
     below = val_below(job)
     name = f".units/{digest([job.key, below, written_ns(job)])}"
     return replace(job, val_below=below, unit_dir=disk.inside(folder.absolute(), name))
@@ -134,28 +134,34 @@ def shares_of(config: DataConfig, found: list[Source]) -> list[float]:
 
 
 def tokens_wanted(config: DataConfig, found: list[Source]) -> int:
-    """--tokens, 0: all; UsageError if it is missing and a source is on the Hub."""
+    """--tokens, 0: all; UsageError if a source on the Hub would be read whole, or twice."""
     remote = [source.place for source in found if source.remote]
     if remote and not config.tokens:
         raise UsageError(
             f"hf:{remote[0]} may hold far more text than you need; give its training "
             "tokens: --tokens 2B, or --tokens all"
         )
+    if remote and config.dedup != "none":
+        raise UsageError(
+            f"--dedup {config.dedup} would download hf:{remote[0]} twice; take data without "
+            "duplicates, and --dedup none"
+        )
     return 0 if config.tokens == "all" else cli.count(config.tokens)
 
 
 def list_units(source: Source, folder: Path) -> tuple[list[dict], dict]:
-    """The units and facts of a source. A list from the network is kept in the data folder."""
-    if not source.remote:
-        return sources.list_units(source)
+    """The units and facts of a source, which is then probed. A list from the network is kept in the
+    data folder: so a job goes on with the revision that it began with."""
     path = disk.inside(folder, f".units/remote-{digest(repr(source))}.json")
-    try:
-        listing = disk.read_json(path)
-        facts = {name: listing["facts"][name] for name in ("revision", "shards")}
-        return [{**unit} for unit in listing["units"]], facts
-    except (DataError, LookupError, TypeError):  # none yet, or damaged
-        units, facts = sources.list_units(source)
-    disk.write_json(path, {"units": units, "facts": facts})
+    if source.remote:
+        with suppress(DataError, LookupError, TypeError):  # none yet, or damaged
+            listing = disk.read_json(path)
+            facts = {name: listing["facts"][name] for name in ("revision", "shards")}
+            return [{**unit} for unit in listing["units"]], facts
+    units, facts = sources.list_units(source)
+    sources.probe(source, units)
+    if source.remote:
+        disk.write_json(path, {"units": units, "facts": facts})
     return units, facts
 
 
@@ -190,9 +196,8 @@ def options_key(config: DataConfig, found: list[Source], tokenizer: object) -> s
         "val_fraction": config.val_fraction,
         "buffer": BUFFER,
     }
-    options |= {"dedup": config.dedup} if config.dedup != "none" else {}
-    encoding = found[0].encoding
-    options |= {"encoding": encoding} if encoding != "utf-8" else {}
+    later = {"dedup": config.dedup, "encoding": found[0].encoding}
+    options |= dict(later.items() - {("dedup", "none"), ("encoding", "utf-8")})
     return digest(options)
 
 
@@ -204,14 +209,6 @@ def block_size(source: Source, size: int | None) -> int:
     if size is None or is_whole or sources.has_records(source):
         return DOCUMENT
     return min(max(min(4096, size // 32), size // 1024, 1), DOCUMENT)
-
-
-def probe_sources(job: Job, remote: bool) -> None:
-    """Read the beginning of the sources that are on the Hub, or of the others: UsageError if one
-    cannot be used."""
-    for s, source in enumerate(job.sources):
-        if source.remote == remote:
-            sources.probe(source, [job.units[unit] for unit in units_of(job, s)])
 
 
 def val_below(job: Job) -> int:

@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 
-import numpy as np
 from tqdm import tqdm
 
 from config import DataConfig
@@ -29,8 +28,8 @@ from preparation.job import Job, UnitId, task_of, units_of
 from preparation.worker import finished, work
 
 
-def executor_for(config: DataConfig) -> AbstractContextManager[tuple[Executor, int]]:
-    """What runs the units, and how many at once."""
+def executor_for(config: DataConfig):
+    """`with executor_for(config) as (executor, slots)`: what runs units, and how many at once."""
     if config.cluster:
         from preparation import dask_cluster
 
@@ -122,7 +121,7 @@ def next_unit(job: Job, done: dict, running: dict) -> UnitId | None:
 
 def check_room(job: Job, done_tokens: int) -> None:
     """StorageError before any work if the tokens wanted do not fit on the disk."""
-    width = np.dtype(shards.dtype_for(job.config.vocab_size)).itemsize
+    width = int(shards.dtype_for(job.config.vocab_size)[-1])  # bytes of a token
     tokens = job.tokens * 1.05  # a source ends with a whole unit
     if job.bytes is not None:  # at least 2.5 bytes of text per token
         tokens = min(tokens or float("inf"), job.bytes / 2.5)

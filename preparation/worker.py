@@ -25,10 +25,12 @@ from machinery import disk, formats, shards
 from machinery.errors import DataError
 from machinery.formats import Unit, UnitSplit
 from preparation import chat, sources
-from preparation.job import BUFFER, Job, UnitId
+from preparation.job import BUFFER, TOKENIZER_CHARS, Job, UnitId, texts, units_of
 from preparation.reading import Notes
 from tokenizer import Tokenizer, blocks
 
+TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
+TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 PROMPTS = 3  # held-out documents, of a unit and of all, whose first words are kept for samples
 
 read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per unit
@@ -120,8 +122,8 @@ def write_split(job, unit, split: str, docs: Iterable, tokenizer, sums: Counter)
     source = job.sources[s]
     dtype = shards.dtype_for(tokenizer.vocab_size)
     docs = (ids.astype(dtype) for ids in docs)
-    whole = source.conversations
-    packed = data.pack(docs, job.config.row_len, tokenizer.bos_id, BUFFER, whole)
+    row_len = job.config.row_len
+    packed = data.pack(docs, row_len, tokenizer.bos_id, BUFFER, whole=source.conversations)
     rows = packed
     if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
         in_order = list(packed)
@@ -143,7 +145,7 @@ def unit_file(job: Job, unit: UnitId) -> Path:
     return job.unit_dir / f"{job.sources[unit[0]].name}_{unit[1]:05d}.json"
 
 
-def finished(job: Job, unit: UnitId) -> Unit | None:
+def finished(job, unit: UnitId) -> Unit | None:
     """What `work` has returned for a unit; None if that, or a shard, is missing or damaged."""
     try:
         done = formats.read(unit_file(job, unit), Unit)
@@ -155,3 +157,21 @@ def finished(job: Job, unit: UnitId) -> Unit | None:
     except (OSError, DataError):
         return None
     return done
+
+
+def tokenizer_sample(job: Job) -> Iterator[str]:
+    """Training text for a tokenizer: from the first units of each source, in the job's shares. No
+    document gives more than TOKENIZER_DOC_CHARS, so that many contribute, unless files are few."""
+    most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
+    for s, share in enumerate(job.shares):
+        units = units_of(job, s)[:TOKENIZER_UNITS]
+        for unit in units:
+            left = TOKENIZER_CHARS * share / sum(job.shares) / len(units)
+            for text in texts(job, unit, Notes()):
+                for split, part in split_text(job, text, job.blocks[s]):
+                    if split == "train" and left > 0:
+                        part = part[: min(most, int(left) + 1)]
+                        left -= len(part)
+                        yield part
+                if left <= 0:
+                    break

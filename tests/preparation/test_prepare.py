@@ -46,7 +46,7 @@ from config import DataConfig, UsageError
 from machinery import cli, disk, errors, plan
 from machinery.shards import Manifest
 from model import GPT
-from preparation import duplicates, job, pool, reading, sources, worker
+from preparation import job, pool, reading, sources, worker
 from preparation.reading import Notes
 from tokenizer import SPECIAL_TOKENS, Tokenizer, split_of
 
@@ -557,7 +557,8 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
         listing.write_text(damaged)
         assert job.plan_job(config).key == key
     found = [{"shard": 0, "of": 1}], {"revision": "abc", "shards": 1}
-    with mock.patch.object(sources, "_hf_units", return_value=found):  # its revision may be named
+    hub = dict(_hf_units=lambda source: found, probe=mock.DEFAULT)
+    with mock.patch.multiple(sources, **hub):  # its revision may be named
         named = (replace(config, source=(f"hf:a/b{at}#text",)) for at in ("", "@abc", "@main"))
         assert len({job.plan_job(one).key for one in named}) == 1
 
@@ -750,11 +751,11 @@ def test_case_28_one_text_file_gets_a_vocabulary_and_validation_text_of_its_own(
 def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_path, monkeypatch):
     for i in range(4):
         dialogue(tmp_path / f"{i}.txt", 15_000 + i)
-    monkeypatch.setattr(prepare_data, "TOKENIZER_DOC_CHARS", 1000)
+    monkeypatch.setattr(worker, "TOKENIZER_DOC_CHARS", 1000)
     asked = DataConfig((f"files:{tmp_path}",), vocab_size=4096, row_len=513)
-    read = lambda: sum(map(len, prepare_data.tokenizer_sample(job.plan_job(asked))))
+    read = lambda: sum(map(len, worker.tokenizer_sample(job.plan_job(asked))))
     assert 0.85 * 60_000 < read() < 0.98 * 60_000  # what is held out it does not see
-    monkeypatch.setattr(prepare_data, "TOKENIZER_CHARS", 20_000)
+    monkeypatch.setattr(worker, "TOKENIZER_CHARS", 20_000)
     assert 20_000 <= read() < 20_010
     monkeypatch.setattr(job, "FEW_FILES", 4)
     assert read() == 3 * 1000  # of four documents, one is held out
@@ -831,6 +832,5 @@ def test_a_preparation_leaves_duplicates_out(tmp_path):
 
 def test_a_source_that_must_be_downloaded_is_refused():
     config = DataConfig(("hf:some/data",), tokens="1M", dedup="exact")
-    job = SimpleNamespace(config=config, sources=[sources.parse("hf:some/data")])
     with pytest.raises(UsageError, match="hf:some/data"):
-        duplicates.without_duplicates(job, None)
+        job.plan_job(config)
