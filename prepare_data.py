@@ -1,12 +1,14 @@
 """Text -> tokenizer -> packed rows on disk: `python prepare_data.py [PRESET] [--option value ...]`.
 
-Reads the preset's sources; writes data/PRESET, manifest.json last: until then there is no dataset.
-The work is a map over units, each a pure function from text to shards, so any number of processes,
-or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same bytes. A killed run
-resumes: the same command does only what is missing. A finished dataset is left alone.
-`python prepare_data.py verify [PRESET]` reads every shard and compares its sha256; `show [PRESET]
---row N` prints a row as text, and where it comes from; `--text TEXT` the tokens of a text.
-preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
+Writes data/PRESET, manifest.json last: until then there is no dataset. In `prepare`:
+    plan_job        options -> a Job: sources of text, cut into units (some files, or a part of
+                    one), and what part of the text is held out for validation (preparation/job.py)
+    make_tokenizer  the tokenizer named in the options, or one trained on a sample
+    run_units       each unit -> its documents -> token ids -> rows; in processes, or by a cluster
+                    of machines (pool.py); finished units are kept, so a killed run goes on
+    finish          what the units have left over, less than a row each -> more rows; the manifest
+A finished dataset is left alone. `verify [PRESET]` compares every sha256, `show [PRESET] --row N`
+prints a row as text, `show --text TEXT` the tokens of a text. Next: optim.py.
 """
 
 import machinery.needs  # first: it says which packages are missing
@@ -22,15 +24,7 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from machinery import cli, code, disk, formats, shards
-from machinery.formats import (
-    DATA_FORMAT,
-    ManifestFile,
-    SourceFacts,
-    Split,
-    TokenizerFacts,
-    Unit,
-    UnitSplit,
-)
+from machinery.formats import DATA_FORMAT, ManifestFile, SourceFacts, Split, TokenizerFacts
 from machinery.output import say
 from preparation import chat, pool, show, sources
 from preparation.duplicates import without_duplicates
@@ -49,6 +43,7 @@ def main(argv: list[str]) -> int:
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
     usual = find_preset(preset.name).data
+    # the shares that the preset trains with name its own sources: they fit no others
     if not config.mixture and config.source == usual.source:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
@@ -122,17 +117,18 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def notes_of(units: dict) -> Notes:
-    """What was odd in the text of these units."""
+def notes_of(units) -> Notes:
+    """What was odd in the text of these units, or left out: counted by reason, with an example."""
     notes = Notes()
     for unit in units.values():
         notes.update(unit.notes)
-        notes.examples = unit.examples | notes.examples
+        notes.examples = unit.examples | notes.examples  # the first of each kind stays
     return notes
 
 
 def finish(job: Job, tokenizer: Tokenizer, units: dict, notes: Notes) -> shards.Manifest:
-    """Finished units, by their UnitId -> the manifest, which makes the folder a dataset."""
+    """Finished units, as run_units returns them -> the manifest, which makes the folder a dataset.
+    UsageError if a split has no row."""
     facts = []
     splits = {"train": {}, "val": {}}
     for s, source in enumerate(job.sources):
@@ -140,6 +136,7 @@ def finish(job: Job, tokenizer: Tokenizer, units: dict, notes: Notes) -> shards.
         facts.append(source_facts(job, s, own))
         for split, by_source in splits.items():
             parts = [unit.splits[split] for unit in own]
+            # another name if other units are chosen: these rows depend on all of them
             name = f"{split}/{source.name}/leftover_{job.key[:8]}_{len(own):05d}"
             by_source[source.name] = summed([*parts, packed_rest(job, tokenizer, parts, name)])
     for split, by_source in splits.items():
@@ -154,27 +151,28 @@ def finish(job: Job, tokenizer: Tokenizer, units: dict, notes: Notes) -> shards.
     return write_manifest(job, tokenizer, facts, splits, notes, begins)
 
 
-def source_facts(job: Job, source: int, units: list[Unit]) -> SourceFacts:
+def source_facts(job: Job, s: int, units: list) -> SourceFacts:
     """Where the text of a source came from, and how much of it these units are."""
+    source = job.sources[s]
     return SourceFacts(
-        name=job.sources[source].name,
-        spec=job.sources[source].spec,
+        name=source.name,
+        spec=source.spec,
         units=len(units),
-        units_in_source=len(units_of(job, source)),
+        units_in_source=len(units_of(job, s)),
         documents=sum(unit.documents for unit in units),
-        **job.facts[source],
+        **job.facts[s],
     )
 
 
-def packed_rest(job: Job, tokenizer: Tokenizer, parts: list[UnitSplit], name: str) -> Split:
-    """Each unit of a source leaves over less than a row; together these make some more rows. What
-    is still left over is dropped: less than a row of the whole source."""
+def packed_rest(job: Job, tokenizer: Tokenizer, parts: list, name) -> Split:
+    """Each unit of a source leaves over documents of less than a row; together these make some more
+    rows, in files called `name`. What is still left over is dropped: less than a row a source."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
     leftover = [np.array(ids, dtype) for part in parts for ids in part.leftover]
     packed = data.pack(leftover, job.config.row_len, tokenizer.bos_id, BUFFER)
     written = shards.write_shards(packed, job.folder, name, dtype)
-    packing = asdict(packed.stats) | {"documents": 0, "tokens": 0}  # the parts have counted them
-    packing["dropped"] = packing["leftover"]
+    packing = asdict(packed.stats)
+    packing.update(documents=0, tokens=0, dropped=packing["leftover"])  # parts have counted theirs
     return Split(shards=written, packing=packing)
 
 
@@ -192,9 +190,10 @@ def summed(parts: Iterable[Split]) -> Split:
 
 
 def write_manifest(
-    job: Job, tokenizer: Tokenizer, facts: list, splits: dict, notes: Notes, begins: list[str]
+    job: Job, tokenizer: Tokenizer, facts, splits, notes: Notes, begins
 ) -> shards.Manifest:
-    """Write tokenizer.json and, last of all, manifest.json."""
+    """Write tokenizer.json and, last of all, manifest.json. facts: the SourceFacts; splits: "train"
+    and "val" -> name of a source -> its Split; begins: how held-out documents begin."""
     is_chat = any(source.conversations for source in job.sources)
     tree = formats.tree_of(
         ManifestFile(
@@ -211,12 +210,12 @@ def write_manifest(
                 nfc=tokenizer.nfc,
                 vocab_size=tokenizer.vocab_size,
                 bos_id=tokenizer.bos_id,
-                marks=chat.marks(tokenizer) if is_chat else None,
+                marks=chat.marks(tokenizer) if is_chat else None,  # <|user|> and others
             ),
             sources=facts,
             splits=splits,
             notes=dict(sorted(notes.items())),
-            fingerprint="",
+            fingerprint="",  # of the rest: see below
             made={
                 "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "commit": code.commit() or "unknown",

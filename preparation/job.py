@@ -1,12 +1,11 @@
 """Options -> a `Job`: which text there is, in units, and under which key its data is kept.
 
-`plan_job` does it, from top to bottom. It lists files; only of a small corpus it reads the text, to
-hold out the share that was asked for. `reuse` finds a job's data if it is there already, `sweep`
-removes what other jobs have left in its folder.
-
-Two hashes say whether data is of this job: `options` of what was asked for, `key` of that and of
-the list of the text. Finished units lie in DATA_DIR/.units, in a folder named by a third one. Next:
-pool.py does the units of a job.
+`plan_job` does it, from top to bottom. It lists files; it reads a small corpus to hold out the
+share that was asked for, and of a larger one the beginning. Three hashes name what it finds:
+    options   of the options                       `reuse` compares both with a finished
+    key       of options and the list of units     dataset: are the options others, or the text?
+    unit_dir  of key, val_below and the times of files; DATA_DIR/.units/HASH holds finished units
+`sweep` removes what other jobs have left in the folder. Next: pool.py does the units of a job.
 """
 
 import shlex
@@ -31,7 +30,7 @@ from tokenizer import SPLIT, Tokenizer, blocks, normalize, split_of
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
-SMALL = 24_000_000  # bytes; a smaller corpus is read once more, to hold out the share asked for
+SMALL = 24_000_000  # bytes; of a smaller corpus, exactly the share asked for is held out
 
 
 UnitId = tuple[int, int]  # index of a source, number of the unit in it
@@ -155,7 +154,7 @@ def list_units(source: Source, folder: Path) -> tuple[list[dict], dict]:
     path = disk.inside(folder, f".units/remote-{digest(repr(source))}.json")
     if source.remote:
         with suppress(DataError, LookupError, TypeError):  # none yet, or damaged
-            listing = disk.read_json(path)
+            listing = disk.read_json(path)  # a TypeError below: its values are of other types
             facts = {name: listing["facts"][name] for name in ("revision", "shards")}
             return [{**unit} for unit in listing["units"]], facts
     units, facts = sources.list_units(source)
@@ -166,12 +165,13 @@ def list_units(source: Source, folder: Path) -> tuple[list[dict], dict]:
 
 
 def tokenizer_key(config: DataConfig, given: Tokenizer | None, shares: list[float]) -> object:
-    """What decides the tokenizer; UsageError for options that a given one cannot follow."""
+    """What decides the tokenizer: what it is trained on, or the sha256 of a given one. UsageError
+    for options that a given one cannot follow."""
     split = split_of(config.digits, config.keep_marks)
     if given is None:
         key = [config.vocab_size, config.nfc, TOKENIZER_CHARS, shares]
-        return key if split == SPLIT else [*key, split]  # older data keep their key
-    if split not in (SPLIT, given.split):
+        return key if split == SPLIT else [*key, split]  # data made before --digits keep theirs
+    if split not in (SPLIT, given.split):  # SPLIT: nothing was asked for
         raise UsageError(
             f"--digits and --keep_marks are for a tokenizer that is trained, and "
             f"{config.tokenizer} cuts text in its own way; add --digits 2 --no_keep_marks"
@@ -180,7 +180,7 @@ def tokenizer_key(config: DataConfig, given: Tokenizer | None, shares: list[floa
         raise UsageError(
             f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
         )
-    # shares that differ decide which units there are
+    # Shares that differ also decide how many units of each source are prepared.
     return [given.sha256, shares] if len(set(shares)) > 1 else given.sha256
 
 
@@ -266,11 +266,10 @@ def units_of(job: Job, source: int) -> list[UnitId]:
     return [unit for unit in job.units if unit[0] == source]
 
 
-def task_of(job: Job, unit: UnitId) -> tuple[Job, UnitId]:
+def task_of(job: Job, unit: UnitId) -> tuple:
     """The arguments of `work`, as another process gets them: a job may have thousands of units, so
     it gets this one alone; and its working folder may be another one."""
-    alone = replace(job, folder=job.folder.absolute(), units={unit: job.units[unit]})
-    return alone, unit
+    return replace(job, folder=job.folder.absolute(), units={unit: job.units[unit]}), unit
 
 
 def reuse(job: Job) -> shards.Manifest | None:

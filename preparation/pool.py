@@ -38,8 +38,8 @@ def executor_for(config: DataConfig):
 
 
 @contextmanager
-def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
-    """Processes of this machine."""
+def open_pool(workers: int):
+    """The same with processes of this machine."""
     with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
         try:
             yield pool, workers
@@ -68,7 +68,7 @@ def start_worker() -> None:
 def run_units(job: Job, executor: Executor, slots: int) -> dict[UnitId, Unit]:
     """Do the unfinished units, `slots` at once; returns those that have the tokens wanted."""
     found = {unit: finished(job, unit) for unit in job.units}
-    done = {unit: result for unit, result in found.items() if result is not None}
+    done = {unit: result for unit, result in found.items() if result}
     tokens = sum(result.tokens for result in done.values())
     check_room(job, tokens)
     running = {}  # a future -> its unit
@@ -102,11 +102,12 @@ def wanted_units(job: Job, done: dict) -> Iterator[UnitId]:
     """The first units of each source that together have its share of the tokens wanted. A unit that
     is not done counts as the mean of those that are, or, if none is, as a 16th of the tokens."""
     for source, share in enumerate(job.shares):
-        known = [result.tokens for (s, _), result in done.items() if s == source]
+        units = units_of(job, source)
+        known = [done[unit].tokens for unit in units if unit in done]
         guess = sum(known) / len(known) if known else job.tokens / 16
         have = 0.0
         target = job.tokens * share / sum(job.shares) or float("inf")
-        for unit in units_of(job, source):
+        for unit in units:
             if have >= target:
                 break
             yield unit

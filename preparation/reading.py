@@ -16,7 +16,7 @@ import lzma
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,9 @@ LARGEST_UNIT = 16 * MB  # a piece of plain text; see sources.py
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
 LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten times its memory
 LARGEST_ARRAY = 256 * MB  # of a .json, which is read whole
-TEXTS = (".txt", ".text", ".md", ".py")  # what a folder is searched for; a glob names others
-LINES = (".jsonl", ".ndjson")
-RECORDS = (*LINES, *".parquet .json .csv .tsv".split())  # read by their fields, as plain text never
+TEXTS = ".txt .text .md .py".split()  # what a folder is searched for; a glob names others
+IN_A_FOLDER = ".jsonl .ndjson .parquet".split()  # records that it is searched for, too
+RECORDS = [*IN_A_FOLDER, ".json", ".csv", ".tsv"]  # read by their fields, as plain text never
 TURNS = ("messages", "conversations", "conversation")  # fields that hold a list of turns
 ICONV = """UTF-16; to convert them:
 for f in {}; do iconv -f UTF-16 -t UTF-8 "$f" > "$f.new" && mv "$f.new" "$f"; done"""
@@ -68,10 +68,6 @@ CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix remo
 def beginning(value: object) -> str:
     """The beginning of a value, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:160]
-
-
-# Of one that is none: why it is left out, where it is, and what stands there.
-Records = Iterator[dict | tuple[str, str, object]]
 
 
 class Notes(Counter):
@@ -125,7 +121,7 @@ class Zstd(io.RawIOBase):
         return n
 
 
-def _zstd_parts(path: Path) -> Iterator[bytes]:
+def _zstd_parts(path):
     engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = engine.decompressobj()
     with open(path, "rb") as file:
@@ -252,7 +248,7 @@ codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("
 # ------------------------------------------------------------------------------------ plain text
 
 
-def _plain_text(path: Path, start: int, end: int, read: Callable, notes: Notes) -> Iterator[str]:
+def _plain_text(path, start, end, read, notes):
     with open_file(path) as file:
         if end < 0:
             parts = _parts(file)
@@ -272,7 +268,7 @@ def _plain_text(path: Path, start: int, end: int, read: Callable, notes: Notes) 
                     yield document
 
 
-def _parts(file: BinaryIO) -> Iterator[bytes]:
+def _parts(file):
     """A compressed file, which may hold more than fits in memory: some MB at a time, up to the end
     of a line or, if that is far, of a character."""
     more = True
@@ -302,9 +298,7 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
 # --------------------------------------------------------------------------------------- records
 
 
-def _text_records(
-    path: Path, kind: str, start: int, end: int, read: Callable, notes: Notes
-) -> Iterator[dict]:
+def _text_records(path, kind, start, end, read, notes):
     """The records of a file of lines, of a JSON array, or of a table. What is none is left out; but
     DataError if it is most of what a file begins with: then it is no such file."""
     with open_file(path) as file:
@@ -338,7 +332,7 @@ def load_json(text: str) -> object:
         return json.loads(text, parse_int=str)
 
 
-def _line_records(file: BinaryIO, path: Path, start: int, end: int, read: Callable) -> Records:
+def _line_records(file, path, start, end, read):
     """A record per line, of the lines that begin in start .. end."""
     if end >= 0:
         start, end = (line_start(file, position, False) for position in (start, end))
@@ -359,7 +353,7 @@ def _line_records(file: BinaryIO, path: Path, start: int, end: int, read: Callab
             yield record if isinstance(record, dict) else (NO_OBJECT, place, text)
 
 
-def _array_records(file: BinaryIO, path: Path, read: Callable) -> Records:
+def _array_records(file, path, read):
     """The records of one JSON array."""
     raw = file.read(LARGEST_ARRAY + 1)
     if len(raw) > LARGEST_ARRAY:
@@ -375,7 +369,7 @@ def _array_records(file: BinaryIO, path: Path, read: Callable) -> Records:
         yield record if isinstance(record, dict) else (NO_OBJECT, f"item {i:,}", record)
 
 
-def _table_records(file: BinaryIO, path: Path, read: Callable) -> Records:
+def _table_records(file, path, read):
     """The rows of a table, whose first line has the names of its columns."""
     lines = map(read, file)
     header = next((line for line in lines if line.strip()), "").removeprefix("\ufeff")
@@ -404,15 +398,15 @@ def _table_records(file: BinaryIO, path: Path, read: Callable) -> Records:
         ) from None
 
 
-def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iterator[dict]:
+def _parquet_records(path, groups, fields):
     """The rows of these row groups: the fields alone, or the names of others if it has none."""
     text = (pa.string(), pa.large_string(), pa.string_view())
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        twice = [field for field in fields if names.count(field) > 1]
-        if twice:
-            raise DataError(f"{path}: two of its columns are called {twice[0]!r}")
         columns = [name for name in names if name in fields]
+        if len(set(columns)) < len(columns):
+            twice = max(columns, key=columns.count)
+            raise DataError(f"{path}: two of its columns are called {twice!r}")
         if not columns:
             for _ in range(sum(file.metadata.row_group(i).num_rows for i in groups)):
                 yield dict.fromkeys(names)
@@ -420,5 +414,4 @@ def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iter
         for batch in file.iter_batches(32, groups, columns=columns):  # each may have megabytes
             # as bytes: text that is not UTF-8 would raise in as_py
             cast = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
-            for row in zip(*cast):
-                yield {name: cell.as_py() for name, cell in zip(batch.schema.names, row)}
+            yield from pa.RecordBatch.from_arrays(cast, batch.schema.names).to_pylist()

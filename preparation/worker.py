@@ -12,7 +12,7 @@ torch. Next: sources.py and reading.py, where documents come from; then prepare_
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import groupby
@@ -38,22 +38,21 @@ read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per 
 
 def work(job: Job, unit: UnitId) -> Unit:
     """Read, tokenize, pack and write one unit: shards, and last of all its unit_file."""
-    source = job.sources[unit[0]]
     tokenizer = read_tokenizer(disk.read_text(job.unit_dir / "tokenizer.json"))
     notes = Notes()
-    sums = {"train": Counter(), "val": Counter()}
+    sizes = Counter()
     held_out = []
-    training = training_ids(parts_of(job, unit, tokenizer, notes), tokenizer, sums, held_out)
+    training = training_ids(parts_of(job, unit, tokenizer, notes), tokenizer, sizes, held_out)
     splits = {}
     for split, docs in (("train", training), ("val", (ids for ids, _ in held_out))):
-        splits[split] = write_split(job, unit, split, docs, tokenizer, sums[split])
-        if source.conversations:  # each piece has one BOS, the others fill rows
+        splits[split] = write_split(job, unit, split, docs, tokenizer, sizes)
+        if job.sources[unit[0]].conversations:  # each piece has one BOS, the others fill rows
             packing = splits[split].packing
             notes[chat.FILLERS] += packing["bos"] - packing["documents"]
     begins = [begin for _, begin in held_out if begin]
     done = Unit(
         splits=splits,
-        tokens=sums["train"]["tokens"],
+        tokens=splits["train"].tokens,
         documents=notes.read + notes.bad,
         notes=dict(notes),
         examples=notes.examples,
@@ -63,17 +62,20 @@ def work(job: Job, unit: UnitId) -> Unit:
     return done
 
 
-def parts_of(job, unit, tokenizer, notes) -> Iterator[tuple[str, np.ndarray, str]]:
-    """("train" or "val", ids without BOS, first words) for each part of each document of a unit."""
+def parts_of(job, unit, tokenizer, notes):
+    """("train" or "val", ids without BOS, first words) of each part of each document of a unit."""
     s = unit[0]
     source = job.sources[s]
     for document in sources.documents(source, job.units[unit], notes):
-        if source.conversations:
-            yield from conversation_parts(job, document, tokenizer, notes)
+        if source.conversations:  # all of it is on one side, in pieces that fit into rows
+            split = side_of(job, tokenizer.normalize(chat.as_text(document)))
+            question = next(text for role, text in document if role == "user")
+            for piece in chat.pieces(document, tokenizer, job.config.row_len, notes):
+                yield split, np.array(piece), first_words(question, 159)
             continue
         text = tokenizer.normalize(document)
         for i, (split, part) in enumerate(split_text(job, text, job.blocks[s])):
-            # a part that is not the first begins anywhere: its first whole line is shown
+            # a later part may begin within a line: its first words are those of the next one
             begin = first_words(part.partition("\n")[2] if i else part)
             yield split, tokenizer.encode_array(part, normalized=True), begin
 
@@ -95,29 +97,19 @@ def first_words(text: str, most: int = 31) -> str:
     return re.search(rf"[^\s\ufeff](.{{,{most}}}(?<!\s)(?!\S)|\S{{,{most}}})|$", text)[0]
 
 
-def conversation_parts(job, turns, tokenizer, notes) -> Iterator[tuple]:
-    """As `parts_of`: a conversation in pieces that fit into rows, all on one side. It begins as its
-    first question does."""
-    split = side_of(job, tokenizer.normalize(chat.as_text(turns)))
-    question = next(text for role, text in turns if role == "user")
-    for piece in chat.pieces(turns, tokenizer, job.config.row_len, notes):
-        yield split, np.array(piece), first_words(question, 159)
-
-
-def training_ids(parts, tokenizer, sums, held_out) -> Iterator[np.ndarray]:
+def training_ids(parts, tokenizer, sizes: Counter, held_out: list) -> Iterator[np.ndarray]:
     """The ids for training, one part after the other, since a unit may not fit in memory. Those for
-    validation, which are few, are put into `held_out`. `sums` counts both."""
+    validation, which are few, are put into `held_out`. `sizes` counts the bytes of both."""
     for split, ids, begin in parts:
-        size = int(tokenizer.token_bytes[ids].sum())
-        sums[split].update(documents=1, bytes=size, tokens=len(ids))
+        sizes[split] += int(tokenizer.token_bytes[ids].sum())
         if split == "train":
             yield ids
         else:
             held_out.append((ids, begin))
 
 
-def write_split(job, unit, split: str, docs: Iterable, tokenizer, sums: Counter) -> UnitSplit:
-    """Pack the ids of documents into rows, and write these."""
+def write_split(job, unit, split: str, docs, tokenizer, sizes: Counter) -> UnitSplit:
+    """Pack documents, which are ids without BOS, into rows, and write these."""
     s, number = unit
     source = job.sources[s]
     dtype = shards.dtype_for(tokenizer.vocab_size)
@@ -132,12 +124,14 @@ def write_split(job, unit, split: str, docs: Iterable, tokenizer, sums: Counter)
     written = shards.write_shards(
         rows, job.folder, f"{split}/{source.name}/unit_{number:05d}", dtype
     )
-    # the rest is known, and counted in `sums`, only now that all rows have been taken
+    stats = packed.stats  # complete, as `sizes` are, now that all rows have been taken
     return UnitSplit(
         shards=written,
-        packing=asdict(packed.stats),
+        documents=stats.documents,
+        bytes=sizes[split],
+        tokens=stats.tokens,
+        packing=asdict(stats),
         leftover=[ids.tolist() for ids in packed.leftover],
-        **sums,
     )
 
 
