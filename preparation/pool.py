@@ -106,12 +106,12 @@ def wanted_units(job: Job, done: dict) -> Iterator[UnitId]:
         known = [done[unit].tokens for unit in units if unit in done]
         guess = sum(known) / len(known) if known else job.tokens / 16
         have = 0.0
-        target = job.tokens * share / sum(job.shares) or float("inf")
+        target = job.tokens * share / sum(job.shares) or float("inf")  # 0: all
         for unit in units:
             if have >= target:
                 break
             yield unit
-            have += done[unit].tokens if unit in done else guess
+            have += done[unit].tokens if unit in done else guess  # at first 16 units will do
 
 
 def next_unit(job: Job, done: dict, running: dict) -> UnitId | None:

@@ -2,7 +2,7 @@
 
 A file is read as its name says. What cannot be read at all is a DataError with the file, the line
 and what to do; what is left out is counted in `Notes`, with the reason and an example, so that no
-text is lost in silence. Next: sources.py names the files, chat.py reads conversations.
+text is lost in silence. Next: worker.py cuts texts into tokens, chat.py conversations.
 """
 
 import bz2
@@ -246,6 +246,7 @@ codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("
 
 
 # ------------------------------------------------------------------------------------ plain text
+# `file` is open, in binary; `read` turns bytes into text, and counts what is odd (`decode`).
 
 
 def _plain_text(path, start, end, read, notes):
@@ -296,6 +297,7 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
 
 
 # --------------------------------------------------------------------------------------- records
+# Each reader yields dicts; for what is none, (why it is left out, where it is, what stands there).
 
 
 def _text_records(path, kind, start, end, read, notes):
