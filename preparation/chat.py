@@ -8,13 +8,11 @@ question, a blank line between. Guarantee: the ids of a row alone say which targ
 `targets_of`): those of the answers, and the <|end|> of each. Next: worker.py packs the pieces.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 
 from config import UsageError
 
-FIELDS = ("messages", "conversations", "conversation")  # of a record; each holds a list of turns
 # Who speaks, as data sets call them: OpenAI's names, ShareGPT's, Gemma's, OpenAssistant's ...
 ROLES = {"system": "system", "developer": "system"}
 ROLES |= dict.fromkeys("user human prompter".split(), "user")
@@ -28,17 +26,7 @@ class TurnsError(UsageError):
 
     def __init__(self, reason: str, value: object) -> None:
         self.reason = reason
-        super().__init__(f"a conversation has {reason}: {beginning(value)}")
-
-
-def beginning(value: object) -> str:
-    """The beginning of a value, for a message."""
-    return json.dumps(value, ensure_ascii=False, default=str)[:160]
-
-
-def is_turns(fields: tuple[str, ...]) -> bool:
-    """Whether these fields of a record hold a conversation, not text."""
-    return len(fields) == 1 and fields[0] in FIELDS
+        super().__init__(f"a conversation has {reason}: {value!r:.160}")
 
 
 def read_turns(value: object) -> list[Turn]:
@@ -111,9 +99,9 @@ def prompt_ids(text: str, tokenizer, tuned: bool) -> tuple[list[int], int]:
     return [tokenizer.bos_id, *tokenizer.encode(text)], tokenizer.bos_id
 
 
-def as_text(document: str | list[Turn]) -> str:
-    """The text by which a document goes to train or val, and which a tokenizer is trained on."""
-    return document if isinstance(document, str) else "\n\n".join(text for _, text in document)
+def as_text(turns: list[Turn]) -> str:
+    """All that is said: the text by which a conversation goes to train or val."""
+    return "\n\n".join(text for _, text in turns)
 
 
 # What prepare_data.py counts, in its notes.

@@ -4,8 +4,6 @@ All machines must share the data folder. The scheduler and the workers need the 
 in PYTHONPATH, since they import preparation/worker.py by name. Next: docs/clusters.md (commands).
 """
 
-from collections.abc import Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from config import UsageError, install
@@ -16,8 +14,9 @@ HERE = "in the repository's folder: PYTHONPATH=. dask"
 
 
 @contextmanager
-def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
-    """The cluster's executor and its number of slots; UsageError if it cannot be used as it is."""
+def open_pool(address: str):
+    """`with open_pool(address) as (executor, slots)`: the cluster's executor, and how many units it
+    does at once; UsageError if it cannot be used as it is."""
     try:
         from distributed import Client
         from distributed.scheduler import KilledWorker

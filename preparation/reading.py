@@ -2,7 +2,7 @@
 
 A file is read as its name says. What cannot be read at all is a DataError with the file, the line
 and what to do; what is left out is counted in `Notes`, with the reason and an example, so that no
-text is lost in silence. Next: sources.py names the files, chat.py reads conversations.
+text is lost in silence. Next: worker.py cuts texts into tokens, chat.py conversations.
 """
 
 import bz2
@@ -16,7 +16,7 @@ import lzma
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 import zstandard
 
 from machinery.errors import DataError, reason_of
-from preparation import chat
 from tokenizer import blocks
 
 MB = 1 << 20
@@ -36,9 +35,10 @@ LARGEST_UNIT = 16 * MB  # a piece of plain text; see sources.py
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
 LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten times its memory
 LARGEST_ARRAY = 256 * MB  # of a .json, which is read whole
-TEXTS = (".txt", ".text", ".md", ".py")  # what a folder is searched for; a glob names others
-LINES = (".jsonl", ".ndjson")
-RECORDS = (*LINES, *".parquet .json .csv .tsv".split())  # read by their fields, as plain text never
+TEXTS = ".txt .text .md .py".split()  # what a folder is searched for; a glob names others
+IN_A_FOLDER = ".jsonl .ndjson .parquet".split()  # records that it is searched for, too
+RECORDS = [*IN_A_FOLDER, ".json", ".csv", ".tsv"]  # read by their fields, as plain text never
+TURNS = ("messages", "conversations", "conversation")  # fields that hold a list of turns
 ICONV = """UTF-16; to convert them:
 for f in {}; do iconv -f UTF-16 -t UTF-8 "$f" > "$f.new" && mv "$f.new" "$f"; done"""
 POINTERS = {  # what stands in a checkout for a file that was not fetched
@@ -65,8 +65,9 @@ MORE_CELLS = "rows left out, with more cells than the first line has names; a ce
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
 
-# Of one that is none: why it is left out, where it is, and what stands there.
-Records = Iterator[dict | tuple[str, str, object]]
+def beginning(value: object) -> str:
+    """The beginning of a value, for a message."""
+    return json.dumps(value, ensure_ascii=False, default=str)[:160]
 
 
 class Notes(Counter):
@@ -92,7 +93,7 @@ class Notes(Counter):
         """Count a document that is not used, for a reason: the same words for each of a kind."""
         self[reason] += 1
         if reason not in self.examples:
-            self.examples[reason] = f", for example {where}{chat.beginning(value)}"
+            self.examples[reason] = f", for example {where}{beginning(value)}"
 
     def lines(self, documents: int = 0) -> Iterator[str]:
         """Each reason with its count and an example, and with its share of these documents."""
@@ -120,7 +121,7 @@ class Zstd(io.RawIOBase):
         return n
 
 
-def _zstd_parts(path: Path) -> Iterator[bytes]:
+def _zstd_parts(path):
     engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = engine.decompressobj()
     with open(path, "rb") as file:
@@ -177,23 +178,27 @@ def refuse(path: Path, start: bytes, table: dict[bytes, str]) -> None:
         )
 
 
-def read_file(
-    path: Path, start: int, end: int, fields: tuple[str, ...], encoding: str, notes: Notes
-) -> Iterator[str | list]:
+def read_file(path: Path, start: int, end: int, source, notes: Notes) -> Iterator[str | list]:
     """The documents of a piece of a file: those whose first byte lies in start .. end (row groups
-    of a .parquet; end -1: of all). A record has those of its `fields`; plain text has none."""
+    of a .parquet; end -1: of all). source: a sources.Source, which says in which fields of a record
+    the text is, and the encoding of files."""
     kind = kind_of(path.name)
-    read = partial(decode, notes=notes, encoding=encoding)
+    read = partial(decode, notes=notes, encoding=source.encoding)
     with readable(path):
         if kind == ".parquet":
-            records = _parquet_records(path, range(start, end), fields)
+            records = _parquet_records(path, range(start, end), source.fields)
         elif kind in RECORDS:
             records = _text_records(path, kind, start, end, read, notes)
         else:
             yield from _plain_text(path, start, end, read, notes)
             return
         for record in records:
-            yield document_of(record, fields, notes)
+            yield document_of(record, source.fields, notes)
+
+
+def is_turns(fields: tuple[str, ...]) -> bool:
+    """Whether these fields of a record hold a conversation, not text."""
+    return len(fields) == 1 and fields[0] in TURNS
 
 
 def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
@@ -206,7 +211,7 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     notes.update(f"{WITHOUT} {field!r}" for field in fields if field not in record)
     if not found:
         return None
-    if chat.is_turns(fields):
+    if is_turns(fields):
         return record[fields[0]] or ""
     texts = []
     for field in found:
@@ -241,9 +246,10 @@ codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("
 
 
 # ------------------------------------------------------------------------------------ plain text
+# `file` is open, in binary; `read` turns bytes into text, and counts what is odd (`decode`).
 
 
-def _plain_text(path: Path, start: int, end: int, read: Callable, notes: Notes) -> Iterator[str]:
+def _plain_text(path, start, end, read, notes):
     with open_file(path) as file:
         if end < 0:
             parts = _parts(file)
@@ -263,7 +269,7 @@ def _plain_text(path: Path, start: int, end: int, read: Callable, notes: Notes) 
                     yield document
 
 
-def _parts(file: BinaryIO) -> Iterator[bytes]:
+def _parts(file):
     """A compressed file, which may hold more than fits in memory: some MB at a time, up to the end
     of a line or, if that is far, of a character."""
     more = True
@@ -291,11 +297,10 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
 
 
 # --------------------------------------------------------------------------------------- records
+# Each reader yields dicts; for what is none, (why it is left out, where it is, what stands there).
 
 
-def _text_records(
-    path: Path, kind: str, start: int, end: int, read: Callable, notes: Notes
-) -> Iterator[dict]:
+def _text_records(path, kind, start, end, read, notes):
     """The records of a file of lines, of a JSON array, or of a table. What is none is left out; but
     DataError if it is most of what a file begins with: then it is no such file."""
     with open_file(path) as file:
@@ -309,7 +314,7 @@ def _text_records(
         bad = [record for record in first if not isinstance(record, dict)]
         if start == 0 and len(bad) > len(first) / 2:
             _, place, value = bad[0]
-            raise DataError(f"{path}, {place}: no record, but {chat.beginning(value)}; {RECORD}")
+            raise DataError(f"{path}, {place}: no record, but {beginning(value)}; {RECORD}")
         for record in itertools.chain(first, records):
             if isinstance(record, dict):
                 yield record
@@ -329,7 +334,7 @@ def load_json(text: str) -> object:
         return json.loads(text, parse_int=str)
 
 
-def _line_records(file: BinaryIO, path: Path, start: int, end: int, read: Callable) -> Records:
+def _line_records(file, path, start, end, read):
     """A record per line, of the lines that begin in start .. end."""
     if end >= 0:
         start, end = (line_start(file, position, False) for position in (start, end))
@@ -350,7 +355,7 @@ def _line_records(file: BinaryIO, path: Path, start: int, end: int, read: Callab
             yield record if isinstance(record, dict) else (NO_OBJECT, place, text)
 
 
-def _array_records(file: BinaryIO, path: Path, read: Callable) -> Records:
+def _array_records(file, path, read):
     """The records of one JSON array."""
     raw = file.read(LARGEST_ARRAY + 1)
     if len(raw) > LARGEST_ARRAY:
@@ -366,7 +371,7 @@ def _array_records(file: BinaryIO, path: Path, read: Callable) -> Records:
         yield record if isinstance(record, dict) else (NO_OBJECT, f"item {i:,}", record)
 
 
-def _table_records(file: BinaryIO, path: Path, read: Callable) -> Records:
+def _table_records(file, path, read):
     """The rows of a table, whose first line has the names of its columns."""
     lines = map(read, file)
     header = next((line for line in lines if line.strip()), "").removeprefix("\ufeff")
@@ -395,15 +400,15 @@ def _table_records(file: BinaryIO, path: Path, read: Callable) -> Records:
         ) from None
 
 
-def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iterator[dict]:
+def _parquet_records(path, groups, fields):
     """The rows of these row groups: the fields alone, or the names of others if it has none."""
     text = (pa.string(), pa.large_string(), pa.string_view())
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        twice = [field for field in fields if names.count(field) > 1]
-        if twice:
-            raise DataError(f"{path}: two of its columns are called {twice[0]!r}")
         columns = [name for name in names if name in fields]
+        if len(set(columns)) < len(columns):
+            twice = max(columns, key=columns.count)
+            raise DataError(f"{path}: two of its columns are called {twice!r}")
         if not columns:
             for _ in range(sum(file.metadata.row_group(i).num_rows for i in groups)):
                 yield dict.fromkeys(names)
@@ -411,5 +416,4 @@ def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iter
         for batch in file.iter_batches(32, groups, columns=columns):  # each may have megabytes
             # as bytes: text that is not UTF-8 would raise in as_py
             cast = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
-            for row in zip(*cast):
-                yield {name: cell.as_py() for name, cell in zip(batch.schema.names, row)}
+            yield from pa.RecordBatch.from_arrays(cast, batch.schema.names).to_pylist()

@@ -10,12 +10,11 @@
 `#messages` and `#conversations` hold lists of turns: the documents are conversations (chat.py).
 
 A unit is a part of a source that can be read on its own: some files, or a byte range of a big one.
-The source alone decides its units (for a Hub dataset, the revision that worker.py pins). They are
-ordered by hash, so the first few are a fair sample. Next: worker.py turns a unit into shards.
+The source alone decides its units (for a Hub dataset, the revision that job.py keeps). They are
+ordered by hash, so the first few are a fair sample. Next: reading.py, a file -> its documents.
 """
 
 import codecs
-import dataclasses
 import glob
 import hashlib
 import os
@@ -25,7 +24,9 @@ import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,92 +47,111 @@ from preparation.reading import (
     read_file,
 )
 
-# A unit of 16 MB takes one core about 4 seconds: no more is lost by a kill, and few files occupy
-# many cores. At 4 bytes of text per token and 2 per id, its shard has about 8 MB.
+# Of 4 to 16 MB (LARGEST_UNIT). 16 MB take one core about 4 seconds: no more is lost by a kill, and
+# even few files occupy many cores. At 4 bytes of text per token and 2 per id, a shard has 8 MB.
 SMALLEST_UNIT = 4 * MB
-INSTALLED = {  # spec -> kind, place and fields of its source
-    "stdlib": ("stdlib", "stdlib", ""),
-    "stdlib+site": ("stdlib", "stdlib+site", ""),
-    "chats:stdlib": ("chats", "stdlib", "messages"),
-}
 SAMPLE = 100  # documents of a source that are read before any work
-FIRST_RECORDS = 10_000  # those without a field that is asked for, until that is an error
+FIRST_RECORDS = 10_000  # if all of these lack a field that is asked for, that is an error
 AGAIN = "run the same command again: finished units are kept"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Source:
     name: str
     kind: str  # stdlib, chats, files or hf; other modules ask for the properties below instead
     place: str
     fields: tuple[str, ...] = ("text",)
-    named: bool = False  # whether the fields were named: then only records are meant
+    named: bool = (
+        False  # whether the fields were named: then plain text, which has none, is no source
+    )
     encoding: str = "utf-8"
     config: str | None = None
     split: str = "train"
     revision: str | None = None
-    spec: str = dataclasses.field(default="", repr=False)  # as given, but public and unpinned
+    # as given, without what is secret in a URL, and without a revision, which the job adds
+    spec: str = field(default="", repr=False)
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     local = property(lambda self: self.kind == "files")  # people edit its files in place
     installed = property(lambda self: self.kind in ("stdlib", "chats"))  # changes with Python
-    conversations = property(lambda self: chat.is_turns(self.fields))
+    conversations = property(lambda self: reading.is_turns(self.fields))
+
+
+INSTALLED = {  # word -> its source
+    "stdlib": Source("stdlib", "stdlib", "stdlib"),
+    "stdlib+site": Source("stdlib", "stdlib", "stdlib+site"),
+    "chats:stdlib": Source("chats", "chats", "stdlib", ("messages",)),
+}
 
 
 def parse(spec: str, encoding: str = "utf-8") -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
-    name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
+    name, text = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     if os.path.exists(spec):  # a=b.txt
         name = None
-        rest = spec
-    config = split = rev = ""
-    path = rest.removeprefix("files:")
-    found = None if rest in INSTALLED else find_place(path)  # a folder called stdlib: files:stdlib
-    rest, _, fields = rest.partition("#")
-    kind, _, place = rest.partition(":")
-    if found or (kind == "files" and path):
-        if "://" in path:
-            raise UsageError(f"source {spec!r} is a URL; files: takes a path")
-        kind = "files"
-        place, fields = found or (os.path.expanduser(path), "")
-        name = name or Path(place).stem
-        place = os.path.abspath(place)
-    elif rest in INSTALLED:
-        if fields:
-            raise UsageError(f"source {spec!r}: {rest} has no fields; leave out #{fields}")
-        kind, place, fields = INSTALLED[rest]
-        name = name or kind
-    elif kind == "hf" and place:
-        if "://" not in place:
-            place, _, rev = place.partition("@")
-            place, _, config = place.partition(":")
-            config, _, split = config.partition(":")
-        name = name or public(place).rstrip("/").split("/")[-1]
-    else:
+        text = spec
+    word, _, fields = text.partition("#")
+    source = of_python(word, fields) or of_path(text) or of_hub(word, fields)
+    if source is None:
         raise UsageError(
             "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, files:PATH, "
             f"hf:REPO[:CONFIG[:SPLIT]][@REVISION]; not {spec!r} (a path with spaces needs quotes)"
         )
-    name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
-    name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
+    # the name of a folder, below train/; no file system takes more than 255 bytes
+    name = re.sub(r"[^\w.-]", "_", name or source.name).lstrip(".") or source.kind
+    name = name.encode()[:200].decode(errors="ignore")
+    unpinned = spec.replace(f"@{source.revision}", "") if source.revision else spec
+    return replace(source, name=name, encoding=encoding, spec=public(unpinned))
+
+
+def of_python(word: str, fields: str) -> Source | None:
+    """'stdlib' -> the library of this Python."""
+    if fields and word in INSTALLED:
+        raise UsageError(
+            f"{word} has no fields; leave out #{fields}, or name a folder: files:{word}#{fields}"
+        )
+    return INSTALLED.get(word)
+
+
+def of_path(text: str) -> Source | None:
+    """'notes #2/*.txt#body', with files: before it or not -> files that are there. With files:, it
+    is a path in any case."""
+    path = text.removeprefix("files:")
+    found = find_place(path)
+    if found is None and path in ("", text):  # nothing is there, and no files: says that it is
+        return None
+    if "://" in path:
+        raise UsageError(f"source {text!r} is a URL; files: takes a path")
+    place, fields = found or (os.path.expanduser(path), "")
+    return Source(Path(place).stem, "files", os.path.abspath(place), *fields_of(fields))
+
+
+def of_hub(word: str, fields: str) -> Source | None:
+    """'hf:REPO:CONFIG:SPLIT@REVISION' or 'hf:URL' -> a dataset."""
+    found = re.fullmatch(r"hf:(.*://.*|[^:@]+)(?::([^:@]*))?(?::([^@]*))?(?:@(.*))?", word)
+    if found is None:
+        return None
+    place, config, split, revision = found.groups()
     return Source(
-        name=name,
-        kind=kind,
-        place=place,
-        fields=tuple((fields or "text").split("+")),
-        named=bool(fields),
-        encoding=encoding,
+        public(place).rstrip("/").split("/")[-1],
+        "hf",
+        place,
+        *fields_of(fields),
         config=config or None,
         split=split or "train",
-        revision=rev or None,
-        spec=public(spec.replace(f"@{rev}", "") if rev else spec),
+        revision=revision or None,
     )
+
+
+def fields_of(text: str) -> tuple[tuple[str, ...], bool]:
+    """'question+answer' -> the fields of a Source, and whether they were named."""
+    return tuple((text or "text").split("+")), bool(text)
 
 
 def encoding_of(name: str) -> str:
     """The encoding that is meant: 'UTF8' -> 'utf-8'; UsageError if files in it cannot be read."""
     try:
-        b"\xff".decode(name, errors="as_latin1")
+        b"\xff".decode(name, errors="as_latin1")  # a handler of reading.py
         if "\n".encode(name) == b"\n":  # a line ends as in ASCII
             return codecs.lookup(name).name
     except (LookupError, UnicodeError):
@@ -146,11 +166,13 @@ def find_place(text: str) -> tuple[str, str] | None:
     """'notes #2/*.txt#body' -> ('notes #2/*.txt', 'body'): the path that is there, or the pattern
     that some file matches, and the fields after it. A path is taken as it is named, even one with
     a # or a bracket. None if nothing is there."""
-    for end in (len(text), *(m.start() for m in reversed([*re.finditer("#", text)]))):
-        for place in (text[:end], os.path.expanduser(text[:end])):
+    path = text
+    while path:
+        for place in (path, os.path.expanduser(path)):
             matches = glob.iglob(as_pattern(place), recursive=True)
-            if place and (os.path.exists(place) or next(matches, None)):
-                return place, text[end + 1 :]
+            if os.path.exists(place) or next(matches, None):
+                return place, text[len(path) + 1 :]
+        path = path.rpartition("#")[0]
     return None
 
 
@@ -190,7 +212,7 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
         lines = []
         for fault, paths in unreadable.items():
             others = f" and {len(paths[10:]):,} others" if paths[10:] else ""
-            mended = fault.replace("{}", shlex.join(paths))  # where a shell takes their names
+            mended = fault.replace("{}", shlex.join(paths))  # in reading.ICONV, a line for a shell
             lines.append(f"{', '.join(paths[:10])}{others}: {mended}")
         raise DataError("\n".join(lines))
     pieces.sort(key=lambda p: hashlib.blake2b(f"{p[0]}:{p[1]}".encode()).digest())
@@ -205,12 +227,18 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
 
 
 def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn]]:
-    """The texts of a unit, or its conversations. `notes` counts what is odd or left out."""
-    return filter(None, _all_of(source, unit, notes))
+    """The texts of a unit, or its conversations, but for duplicates of other documents
+    (duplicates.py). `notes` counts what is odd or left out."""
+    for i, document in enumerate(filter(None, _all_of(source, unit, notes))):
+        if i in unit.get("duplicates", ()):
+            notes["copies of other documents, left out"] += 1
+        else:
+            yield document
 
 
-def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn] | None]:
-    """Of each record its document, also an empty one; None where it is left out."""
+def _all_of(source, unit, notes):
+    """The document of each record, or piece of plain text; "" if it is empty, None if it is left
+    out: so that `probe` need not read on and on."""
     read = _hf_documents if source.remote else _local_documents
     for document in read(source, unit, notes):
         if document == "":
@@ -226,7 +254,7 @@ def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[cha
         yield document
 
 
-def check(source: Source, units: list[dict]) -> None:
+def probe(source: Source, units: list[dict]) -> None:
     """Read the beginning of a source, before hours of work: UsageError if it has no document, lacks
     a field that is asked for, or is in another encoding."""
     notes = Notes()
@@ -234,9 +262,8 @@ def check(source: Source, units: list[dict]) -> None:
     size = 0
     lacking = []
     for document in (d for unit in units for d in _all_of(source, unit, notes)):
-        if document:
-            found += 1
-            size += len(document)
+        found += bool(document)
+        size += len(document or "")
         lacking = [f for f in source.fields if notes[f"{reading.WITHOUT} {f!r}"] == notes.read]
         is_enough = (found >= SAMPLE or size > LARGEST_UNIT) and not lacking
         if is_enough or notes.read >= FIRST_RECORDS:
@@ -265,11 +292,9 @@ def left_out(notes: Notes) -> str:
 # ----------------------------------------------------------------------------------- local files
 
 
-@lru_cache(maxsize=16)
-def is_plain_text(source: Source) -> bool:
-    """Whether its documents are pieces of files, not records that somebody wrote as they are."""
-    is_whole = source.remote or source.conversations
-    return not (is_whole or any(kind_of(name) in RECORDS for name in find_files(source)[0]))
+def has_records(source: Source) -> bool:
+    """Whether somebody wrote its documents as they are: not all are pieces of plain text."""
+    return any(kind_of(name) in RECORDS for name in find_files(source)[0])
 
 
 @lru_cache(maxsize=16)  # a worker needs them once per unit
@@ -295,23 +320,23 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
     return dict(sorted(found.items())), skipped
 
 
-def _installed_files(place: str) -> dict[str, Path]:
+def _installed_files(place):
     """The .py files of Python's standard library, and with +site of the installed packages."""
     paths = sysconfig.get_paths()
     roots = {"stdlib": paths["stdlib"], "site": paths["purelib"]}
     found = {}
     for part in place.split("+"):
-        for path in _walk(Path(roots[part]), (".py",), Counter()):
+        for path in _walk(Path(roots[part]), [".py"], Counter()):
             name = path.relative_to(roots[part])
             if not {"site-packages", "dist-packages"} & set(name.parts):
                 found[f"{part}/{name}"] = path
     return found
 
 
-def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
+def _named_files(place, named, skipped):
     """The files of a folder, one file, or those of a pattern; counts what a folder has beside."""
     if place.is_dir():
-        kinds = RECORDS if named else (*TEXTS, *reading.LINES, ".parquet")
+        kinds = RECORDS if named else [*TEXTS, *reading.IN_A_FOLDER]
         files = _walk(place, kinds, skipped)
         found = {path.relative_to(place).as_posix(): path for path in files}
         if not found:
@@ -333,18 +358,18 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
                 found[path.relative_to(root).as_posix()] = path
             elif not path.is_dir():
                 skipped["no regular file"] += 1
-            elif "**" not in place.parts:
+            elif "**" not in place.parts:  # which matches each folder on the way
                 skipped["folders"] += 1
         if not found:
             raise UsageError(f"files:{place}: no such file or folder")
     return found
 
 
-def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path]:
+def _walk(root, kinds, skipped):
     """The files of these kinds in a folder and below, but hidden ones; counts others by kind.
     OSError if a folder cannot be read."""
 
-    def refuse(error: OSError) -> None:
+    def refuse(error):
         raise error
 
     seen = set()  # a link may lead back to a folder above
@@ -365,8 +390,10 @@ def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path
                 skipped["no regular file"] += 1
 
 
-def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
-    """(name, start, end, bytes) of each piece of a file; one piece if the file cannot be cut."""
+def _pieces(name, path, size, target):
+    """(name, start, end, bytes) of each piece of a file; one piece if the file cannot be cut. Bytes
+    are cut anywhere: read_file moves both ends to the next start of a line. DataError if it is of
+    a kind that cannot be read."""
     kind = kind_of(name)
     with reading.readable(path):
         if kind == ".parquet":
@@ -377,16 +404,14 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
         with reading.open_file(path) as file:
             reading.refuse(path, file.peek(4096), reading.NOT_TEXT)
     if path.suffix.lower() in reading.COMPRESSIONS or kind in (".json", ".csv", ".tsv"):
-        yield name, 0, -1, size
+        yield name, 0, -1, size  # to its end
     else:
         count = max(1, -(-size // target))
-        for i in range(count):
-            start = size * i // count
-            end = size * (i + 1) // count
+        for start, end in pairwise(size * i // count for i in range(count + 1)):
             yield name, start, end, end - start
 
 
-def _local_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list]:
+def _local_documents(source, unit, notes):
     """The documents of each piece of a unit."""
     for name, start, end in unit["pieces"]:
         path = find_files(source)[0][name]
@@ -396,14 +421,14 @@ def _local_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str |
                     notes.read += 1
                     yield turns
         else:
-            yield from read_file(path, start, end, source.fields, source.encoding, notes)
+            yield from read_file(path, start, end, source, notes)
 
 
 # ---------------------------------------------------------------------------------- Hugging Face
 
 
 @contextmanager
-def _reachable(source: Source) -> Iterator[None]:
+def _reachable(source):
     """An error of the Hub's library becomes one sentence: UsageError for the name of a repository,
     revision, configuration or split that is not there, else DataError."""
     try:
@@ -412,13 +437,14 @@ def _reachable(source: Source) -> Iterator[None]:
         where = f"hf:{source.place}"
         names = "(Dataset|Repository|Revision|DataFiles)NotFound"
         wrong_name = re.search(names, type(error).__name__)
+        # what `datasets` raises for others; a damaged file is an ArrowException, some ValueErrors
         wrong_value = isinstance(error, LookupError | ImportError | ValueError)
         if wrong_name or (wrong_value and not isinstance(error, pa.ArrowException)):
             raise UsageError(f"{where}: {reason_of(error)}") from None
         raise DataError(f"{where} cannot be read ({reason_of(error)}); {AGAIN}") from None
 
 
-def _hf_load(source: Source):
+def _hf_load(source):
     import datasets
 
     options = {"split": source.split, "streaming": True}
@@ -428,7 +454,7 @@ def _hf_load(source: Source):
     return datasets.load_dataset(source.place, source.config, revision=source.revision, **options)
 
 
-def _hf_units(source: Source) -> tuple[list[dict], dict]:
+def _hf_units(source):
     """One unit per file of the dataset, at a pinned revision."""
     revision = source.revision
     with _reachable(source):
@@ -442,11 +468,10 @@ def _hf_units(source: Source) -> tuple[list[dict], dict]:
     return units, {"revision": revision, "shards": count}
 
 
-def _hf_documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list]:
-    for record in _hf_records(source, unit):
-        yield document_of(record, source.fields, notes)
+def _hf_documents(source, unit, notes):
+    return (document_of(row, source.fields, notes) for row in _hf_records(source, unit))
 
 
-def _hf_records(source: Source, unit: dict) -> Iterator[dict]:
+def _hf_records(source, unit):
     with _reachable(source):
         yield from _hf_load(source).shard(unit["of"], unit["shard"])

@@ -94,7 +94,7 @@ def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
     """`prepare_data.py ARGV` within this process."""
     import prepare_data
     from machinery import cli
-    from preparation import sources, worker
+    from preparation import pool, sources
 
     out = io.StringIO()
     err = io.StringIO()
@@ -102,9 +102,9 @@ def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
     sources.find_files.cache_clear()
     with ExitStack() as stack:
         if not processes:
-            pool = stack.enter_context(ThreadPoolExecutor(1))
-            opened = lambda workers: nullcontext((pool, workers))
-            stack.enter_context(mock.patch.object(worker, "open_pool", opened))
+            thread = stack.enter_context(ThreadPoolExecutor(1))
+            opened = lambda workers: nullcontext((thread, workers))
+            stack.enter_context(mock.patch.object(pool, "open_pool", opened))
         stack.enter_context(mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")))
         stack.enter_context(mock.patch.object(sys, "argv", ["prepare_data.py", *map(str, argv)]))
         stack.enter_context(redirect_stdout(out))
@@ -123,7 +123,7 @@ def documents_of(spec: str, encoding: str = "utf-8") -> tuple[list, Counter]:
     source = sources.parse(spec, encoding)
     sources.find_files.cache_clear()
     units, _ = sources.list_units(source)
-    sources.check(source, units)
+    sources.probe(source, units)
     notes = reading.Notes()
     return sorted(d for unit in units for d in sources.documents(source, unit, notes)), notes
 

@@ -173,7 +173,7 @@ def here(small_data, tmp_path_factory):
 # What each program calls first that writes, takes long or needs a network.
 WORK = """machinery.folders.lock_run machinery.disk.lock stores.stage.once_per_node
     machinery.trained.load_model instruments.pages.report.write
-    instruments.talk.serve.open_server preparation.worker.open_pool eval.load_model""".split()
+    instruments.talk.serve.open_server preparation.pool.open_pool eval.load_model""".split()
 
 
 @profile(50)

@@ -29,7 +29,7 @@ import prepare_data
 import train
 from hf import parity
 from machinery import cli
-from preparation import worker
+from preparation import pool
 
 STEP = "run/checkpoints/step_00000002"
 CODES = {0, 2, 3, 4, 7}
@@ -144,8 +144,8 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     no_check = mock.patch.multiple(
         parity, check=lambda *args: "not at all", need_transformers=lambda: None
     )
-    pool = mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
-    with redirect_stdout(out), redirect_stderr(out), no_check, pool:
+    thread = mock.patch.object(pool, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
+    with redirect_stdout(out), redirect_stderr(out), no_check, thread:
         try:
             code = main(line.format(here=folder, **WORDS).split()) or 0
         except Exception as error:

@@ -46,7 +46,7 @@ from config import DataConfig, UsageError
 from machinery import cli, disk, errors, plan
 from machinery.shards import Manifest
 from model import GPT
-from preparation import copies, reading, sources, worker
+from preparation import job, pool, reading, sources, worker
 from preparation.reading import Notes
 from tokenizer import SPECIAL_TOKENS, Tokenizer, split_of
 
@@ -211,16 +211,16 @@ def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatc
 # ----------------------------------------------------------------------- case 22: any history
 KILLED = """
 import os, signal
-from preparation import worker
-honest = worker.next_unit
+from preparation import pool
+honest = pool.next_unit
 def next_unit(job, done, running):
     return os.kill(os.getpid(), signal.SIGKILL) if len(done) >= %d else honest(job, done, running)
-worker.next_unit = next_unit
+pool.next_unit = next_unit
 """
 BUSY = """
-from preparation import worker
+from preparation import pool
 code = "import os, time; open('%s/' + str(os.getpid()), 'w'); time.sleep(600)"
-worker.prepare_unit, worker.Job.task = exec, lambda *unit: (code,)
+pool.work, pool.task_of = exec, lambda *unit: (code,)
 """
 
 
@@ -280,18 +280,18 @@ def test_a_manifest_that_does_not_say_how_rows_were_packed_is_read(own):
 def test_a_manifest_goes_before_its_data_changes(jsonl, own, monkeypatch):
     (own / Manifest.load(own).all_shards()[0].file).unlink()
     stop = mock.Mock(side_effect=errors.DataError("stopped"))
-    monkeypatch.setattr(worker, "run_units", stop)
+    monkeypatch.setattr(pool, "run_units", stop)
     assert "stopped" in refusal(own, "--source", f"files:{jsonl}", code=3)
     assert not (own / "manifest.json").exists()
 
 
 def test_case_22_done_units_are_not_redone(jsonl, undisturbed, own):
     (own / "manifest.json").unlink()
-    records = sorted((own / ".units").glob("*/docs_*.json"))
-    assert len(records) == Manifest.load(undisturbed).facts.sources[0].units > 4
-    records[3].unlink()
-    for record, damaged in zip(records, (records[0].read_text()[:100], "{}", '{"splits": 0}')):
-        record.write_text(damaged)
+    files = sorted((own / ".units").glob("*/docs_*.json"))
+    assert len(files) == Manifest.load(undisturbed).facts.sources[0].units > 4
+    files[3].unlink()
+    for file, damaged in zip(files, (files[0].read_text()[:100], "{}", '{"splits": 0}')):
+        file.write_text(damaged)
     os.truncate(own / "train/docs/unit_00004_00.npy", 200)
     times = {p: p.stat().st_mtime_ns for p in own.glob("*/*/unit_*.npy")}
     prepared(own, "--source", f"files:{jsonl}")
@@ -304,7 +304,7 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, own):
 def test_two_unfinished_preparations_in_one_folder_do_not_mix(tmp_path, monkeypatch):
     """Of other options, or of another text of the same size and with an old time, as a copy may
     keep it. Their shards have the same names, and most of them the same size."""
-    monkeypatch.setattr(worker, "SMALL", 0)  # what is held out is not fitted to the text
+    monkeypatch.setattr(job, "SMALL", 0)  # what is held out is not fitted to the text
     path = tmp_path / "a.txt"
     folder = tmp_path / "d"
     text = {0: "the cat sat on the mat ", 9: "she had few big red dog"}
@@ -334,10 +334,10 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, own):
 
 
 def test_sixteen_units_begin_before_the_size_of_one_is_known():
-    job = SimpleNamespace(tokens=10**9, shares=(1.0,), sources=("web",), units=[range(6000)])
-    assert [u for _, u in worker.first_units(job, 0, {})] == [*range(16)]
+    job = SimpleNamespace(tokens=10**9, shares=(1.0,), units=[(0, u) for u in range(6000)])
+    assert [u for _, u in pool.wanted_units(job, {})] == [*range(16)]
     known = {(0, 0): SimpleNamespace(tokens=5 * 10**8)}
-    assert [u for _, u in worker.first_units(job, 0, known)] == [0, 1]  # two of that size
+    assert [u for _, u in pool.wanted_units(job, known)] == [0, 1]  # two of that size
 
 
 @contextlib.contextmanager
@@ -375,15 +375,15 @@ def test_case_26_a_cluster_gives_the_same_bytes_if_a_worker_dies(jsonl, undistur
     killed = []
     units = Manifest.load(undisturbed).facts.sources[0].units
 
-    def records() -> int:
+    def finished() -> int:
         return len(list(folder.glob(".units/*/docs_*.json")))
 
     with cluster(tmp_path, 2) as (address, workers):
 
         def kill_one() -> None:
             with contextlib.suppress(AssertionError):  # the other worker does all that it gets
-                until(lambda: records() == units - 1)
-            killed.append(records())
+                until(lambda: finished() == units - 1)
+            killed.append(finished())
             workers[0].send_signal(signal.SIGKILL)
 
         workers[0].send_signal(signal.SIGSTOP)
@@ -519,7 +519,7 @@ def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
     with pytest.raises(UsageError, match="nothere.*train_sft"):
         documents_of(f"{chat_set}::nothere")
     options = {"data_dir": str(tmp_path / "d"), "tokens": "1M", "vocab_size": 400, "row_len": 9}
-    jobs = [worker.Job(DataConfig((chat_set + end,), **options)) for end in ("", "::train_sft")]
+    jobs = [job.plan_job(DataConfig((chat_set + end,), **options)) for end in ("", "::train_sft")]
     assert jobs[0].key != jobs[1].key
 
 
@@ -549,17 +549,18 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", 1)
     options = dict(data_dir=str(tmp_path), tokens="1M", vocab_size=400, row_len=65)
     config = DataConfig((f"hf:file://{path}",), **options)
-    key = worker.Job(config).key
+    key = job.plan_job(config).key
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
-        assert worker.Job(config).key == key
+        assert job.plan_job(config).key == key
     [listing] = (tmp_path / ".units").iterdir()
     for damaged in ("5", "{", "{}"):
         listing.write_text(damaged)
-        assert worker.Job(config).key == key
+        assert job.plan_job(config).key == key
     found = [{"shard": 0, "of": 1}], {"revision": "abc", "shards": 1}
-    with mock.patch.object(sources, "_hf_units", return_value=found):  # its revision may be named
+    hub = dict(_hf_units=lambda source: found, probe=mock.DEFAULT)
+    with mock.patch.multiple(sources, **hub):  # its revision may be named
         named = (replace(config, source=(f"hf:a/b{at}#text",)) for at in ("", "@abc", "@main"))
-        assert len({worker.Job(one).key for one in named}) == 1
+        assert len({job.plan_job(one).key for one in named}) == 1
 
 
 def test_stdlib_leaves_installed_packages_out(tmp_path, monkeypatch):
@@ -624,7 +625,7 @@ CASES = {  # name -> (files, exit code, what the error names, options)
 @pytest.mark.parametrize("case", CASES)
 def test_case_25_what_cannot_be_read_is_one_sentence(case, tmp_path, monkeypatch):
     if case == "no validation":
-        monkeypatch.setattr(worker, "SMALL", 0)  # else a small corpus holds out a row at least
+        monkeypatch.setattr(job, "SMALL", 0)  # else a small corpus holds out a row at least
     files, code, named, options = CASES[case]
     folder = tmp_path / "t"
     folder.mkdir()
@@ -655,10 +656,10 @@ def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
 
 
 def test_a_larger_text_holds_out_a_row_at_least(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "SMALL", 100_000)
+    monkeypatch.setattr(job, "SMALL", 100_000)
     dialogue(tmp_path / "input.txt", 160_000)
     config = DataConfig((str(tmp_path / "input.txt"),), val_fraction=1e-4, row_len=65)
-    assert worker.Job(config).val_below > 1e-3 * 2**64
+    assert job.plan_job(config).val_below > 1e-3 * 2**64
 
 
 def test_shares_of_the_tokens_wanted_with_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
@@ -752,11 +753,11 @@ def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_pat
         dialogue(tmp_path / f"{i}.txt", 15_000 + i)
     monkeypatch.setattr(worker, "TOKENIZER_DOC_CHARS", 1000)
     asked = DataConfig((f"files:{tmp_path}",), vocab_size=4096, row_len=513)
-    read = lambda: sum(map(len, worker.tokenizer_sample(worker.Job(asked))))
+    read = lambda: sum(map(len, worker.tokenizer_sample(job.plan_job(asked))))
     assert 0.85 * 60_000 < read() < 0.98 * 60_000  # what is held out it does not see
     monkeypatch.setattr(worker, "TOKENIZER_CHARS", 20_000)
     assert 20_000 <= read() < 20_010
-    monkeypatch.setattr(worker, "FEW_FILES", 4)
+    monkeypatch.setattr(job, "FEW_FILES", 4)
     assert read() == 3 * 1000  # of four documents, one is held out
 
 
@@ -805,13 +806,13 @@ def test_a_token_in_the_url_of_a_dataset_is_kept_nowhere():
     assert (source.name, source.spec) == ("x.parquet", "hf:https://host/x.parquet")
 
 
-# ------------------------------------------------------------------------------ copies: --dedup
+# ------------------------------------------------------------------------------ duplicates: --dedup
 def write(path, texts) -> str:
     write_lines(path, [{"text": text} for text in texts])
     return f"files:{path}"
 
 
-def test_a_preparation_leaves_copies_out(tmp_path):
+def test_a_preparation_leaves_duplicates_out(tmp_path):
     texts = [f"document {i % 50}: {'word ' * (20 + i % 50)}" for i in range(75)]
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -831,6 +832,5 @@ def test_a_preparation_leaves_copies_out(tmp_path):
 
 def test_a_source_that_must_be_downloaded_is_refused():
     config = DataConfig(("hf:some/data",), tokens="1M", dedup="exact")
-    job = SimpleNamespace(config=config, sources=[sources.parse("hf:some/data")])
     with pytest.raises(UsageError, match="hf:some/data"):
-        copies.find(job, None)
+        job.plan_job(config)
