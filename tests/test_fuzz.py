@@ -23,19 +23,9 @@ from hypothesis import strategies as st
 import eval as evaluate
 import export
 import flops
-import optim
 import prepare_data
 import train
-from config import (
-    EXTRAS,
-    LARGEST,
-    PRESETS,
-    DataConfig,
-    GPTConfig,
-    RunConfig,
-    TrainConfig,
-    UsageError,
-)
+from config import EXTRAS, LARGEST, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
 from hf.export import ExportConfig
 from machinery import cli
 from machinery.errors import CheckpointError, DataError, StorageError
@@ -215,13 +205,6 @@ def test_export(here, words):
     is_refused(export.main, ["tiny", *words], words)
 
 
-@profile(25)
-@given(TEXT | st.sampled_from([*PRESETS, "runs/tiny", "tyni", "loss", "compare"]), TEXT)
-def test_first_words(here, first, second):
-    for main in (train.main, prepare_data.main, evaluate.main, export.main):
-        is_refused(main, [first, second], [first, second])
-
-
 SMALL_MODEL = st.builds(
     dict,
     **{name: st.integers(1, 9) for name in ("seq_len", "head_dim", "mlp_hidden")},
@@ -251,18 +234,3 @@ def test_a_model_that_is_accepted_computes(fields):
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-SCHEDULES = get_args(TrainConfig.__dataclass_fields__["schedule"].type)
-
-
-@profile(60)
-@given(st.integers(1, 60), st.integers(0, 80), REAL, REAL, st.sampled_from(SCHEDULES))
-def test_a_schedule_that_is_accepted_stays_within_its_peak(steps, warmup, decay, final, schedule):
-    try:
-        TrainConfig(warmup=warmup, decay=decay, final_lr=final, schedule=schedule)
-    except UsageError:
-        return
-    for step in range(steps):
-        assert 0 <= optim.lr_at(step, steps, schedule, warmup, decay, final) <= 1
-        assert 0 <= optim.momentum_at(step, steps, warmup, decay) < 1
