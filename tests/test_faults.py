@@ -377,8 +377,7 @@ def test_soak(small_data, tmp_path):
         run.kill(signum, draw.choice([None, [draw.randrange(world)]]))
         with contextlib.suppress(AssertionError):  # the rest ends by itself, or is ended, as by
             run.until(lambda run=run: not run.alive(), timeout_s=10)  # a launcher
-        text = run.kill().end()
-        assert "is not used" not in text and "none of the" not in text, text
+        run.kill().end()
         for path in checkpoint.checkpoints(run_dir / "checkpoints"):
             why = checkpoint.why_invalid(path)
             assert why is None, f"kill {kill}: {path}: {why}"

@@ -251,15 +251,6 @@ def test_any_flipped_byte_is_found(run, monkeypatch):
     assert "the disk fails" in checkpoint.why_invalid(path)
 
 
-def test_a_checkpoint_of_another_format_is_refused(run, log):
-    path = run.root / "step_00000020"
-    content = read_json(path / "MANIFEST.json")
-    write_json(path / "MANIFEST.json", content | {"format": 2})
-    assert resumed_step(run, log) == 10 and "format is 2" in log[-1]
-    with pytest.raises(CheckpointError):
-        checkpoint.load_model(path, build()[0])
-
-
 def test_what_does_not_fit_is_refused_by_name(run):
     path = checkpoint.checkpoints(run.root)[0]
 
