@@ -339,13 +339,12 @@ def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_
     after = weights_after(text, 1)
     assert after[3] == after[2] != after[4] and after[6] == after[5] != after[7]
     assert "warning: step 3: " in text and "error: step 9: " in text
-    assert "--skip_nonfinite 12" in text
     # the count outlives a restart: one more is one too many
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
     assert resumed_at(text) == 8 and "error: step 9: " in text
     start(small_data, run_dir, "--skip_nonfinite", 3, world=2, spoil=spoil).end(0)
     assert [r["step"] for r in metrics(run_dir, "skipped")] == [3, 6, 9]
-    assert sorted(losses(run_dir)) == [1, 2, 4, 5, 7, 8, 10, 11, 12]
+    assert {*range(1, 13)} - losses(run_dir).keys() == {3, 6, 9}
     # NaN is no JSON; and the picture's mean would never recover from it
     assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
 

@@ -123,7 +123,6 @@ TO_ONE = {
     },
     "eval.py loss no_run": {"": ("'no_run'", "tiny", "train one first")},
     "eval.py compare no_run x": {"": ("no_run", "train.py")},
-    "eval.py lose tiny": {"": ("'lose'", "loss")},
     "eval.py sample tiny": {
         "--run_dir {run} --prompt " + "word" * 80: ("241 tokens", "fewer than 64")
     },

@@ -238,7 +238,7 @@ def test_two_seeds_are_no_difference_by_any_measure(tmp_path):
     assert cells_of(out) == [["1.00"] * 3] * 3 + [less] * 3
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00", b"x" * 300])
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00"])
 def test_a_damaged_file_of_rows_is_left_out(damage, tmp_path):
     run = make_run(tmp_path / "a", 1.0, {32: rows_of(np.random.default_rng(0))})
     assert len(multiplier.newest_rows(RunFolder(run))) == 400

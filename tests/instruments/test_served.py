@@ -106,7 +106,7 @@ def test_a_key_that_the_server_repeats_is_not_shown(tmp_path, monkeypatch, capsy
     told = json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()
     with judging(lambda *texts: (401, told)) as server, pytest.raises(UsageError) as raised:
         compare(server.url, tmp_path, model="another")
-    assert KEY not in str(raised.value) and "wrong key" in str(raised.value)
+    assert KEY not in str(raised.value)
 
 
 def test_odd_addresses_are_sentences(tmp_path):

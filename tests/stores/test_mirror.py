@@ -1,7 +1,6 @@
 """mirror.py against a real S3 server, folders and kills: what is whole outlives its machine, and of
 several machines only one goes on."""
 
-import itertools
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from test_checkpoint import TENSORS, assert_same, at, build, names, snapshot, st
 
 from config import UsageError
 from machinery import checkpoint, disk
-from machinery.checkpoint import Checkpointer, newest_first, why_invalid
+from machinery.checkpoint import Checkpointer, why_invalid
 from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.shards import Manifest
 from stores import mirror, stage
@@ -424,37 +423,6 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
     assert losses(machine / "run") == losses(plain)
     assert resumed_from == sorted(resumed_from) and resumed_from[-1] > 0
     assert newest_in(s3) == steps and Store(s3.url).read("run/lease") is None
-
-
-@pytest.mark.slow
-def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_path):
-    """With a mirror in a folder, and nothing else: the same bits, and no junk there."""
-    far, plain, one, two = (tmp_path / name / "run" for name in ("far", "plain", "one", "two"))
-    kills = 0
-    start(small_data, plain, *ARGS).end(0)
-    options = [*ARGS, "--mirror", far.parent]
-    no_clock = ("lease", 60, 0.6)  # a lease renewed in between would change the numbers
-    for number in itertools.count(5, 101):
-        spoil = [no_clock, ("dies_in_file_operation", number)]
-        dying = start(small_data, one, *options, spoil=spoil)
-        dying.end()
-        if dying.codes() == [0]:  # it has fewer of them
-            break
-        assert dying.codes() == [-signal.SIGKILL], dying.text
-        kills += 1
-        shutil.rmtree(one)
-        start(small_data, two, *options, spoil=[SHORT]).end(0)
-        assert losses(two) == losses(plain)
-        assert_same(parameters(two, 12), parameters(plain, 12))
-        assert not [*tmp_path.rglob(".tmp-*"), *tmp_path.rglob(".trash-*")]
-        near = newest_first(os.listdir(two / "checkpoints"))
-        there = os.listdir(far)
-        # Step 4 is kept, too: after it, the learning rate begins to fall.
-        kept = {*near, *newest_first(there)[:2], "step_00000004"}
-        assert {*there} - kept == {"best"}
-        shutil.rmtree(two)
-        shutil.rmtree(far)
-    assert kills > 5
 
 
 def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
