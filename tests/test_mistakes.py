@@ -126,6 +126,7 @@ TO_ONE = {
     "eval.py sample tiny": {
         "--run_dir {run} --prompt " + "word" * 80: ("241 tokens", "fewer than 64")
     },
+    "eval.py lose tiny": {"": ("'lose'", "loss")},
     "eval.py report": {
         "{run}/checkpoints/step_00000012": ("step_00000012",),
         "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),
