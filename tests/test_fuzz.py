@@ -63,7 +63,7 @@ REAL = st.one_of(st.floats(0, 1), REAL, st.floats(0, 1000), st.floats())
 PLACES = ["auto", "nowhere/step_00000001", ".", "/", "/dev/null", "a/" * 2000, "cpu", "cuda:99"]
 AMOUNTS = ["2B", "1e400", "infB", "0", "-1", "9" * 400, "all", "1e15T", "8xH100", "0xH100"]
 ITEMS = ["a=1", "texts=1", "texts=-1", "texts=1e400", "=", "texts=0", "key_offset"]
-SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:", "hf:a:b:c"]
+SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:a:b:c"]
 TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS])
 
 
