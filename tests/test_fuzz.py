@@ -148,6 +148,7 @@ def here(small_data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("COLUMNS", "2000")  # a line of tyro's is not broken within a word
         # it times one
         patch.setattr(flops, "measure_matmul", lambda *args, **options: 1e11, raising=False)
         train.main(["tiny", *SMALL, "--steps", "2"])
