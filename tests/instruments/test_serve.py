@@ -245,7 +245,7 @@ WRONG = {  # name -> (body, status, what the sentence names)
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_request_gets_one_sentence(tuned, name):
-    """More wrong values: test_formats.py; more wrong turns: test_conversations.py."""
+    """More wrong values: test_formats.py; more wrong turns: test_reading.py."""
     body, status, value = WRONG[name]
     found, sentence = post(tuned[0], body)
     assert found == status and value in sentence
