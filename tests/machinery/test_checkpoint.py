@@ -303,7 +303,7 @@ def test_files_of_a_stranger_are_refused(run, tmp_path):
     listing = path / "MANIFEST.json"
     as_published = listing.read_bytes()
     manifest = json.loads(as_published)
-    manifest["files"]["../../../secret"] = manifest["files"]["trainer.json"]  # the right hash
+    manifest["files"]["../../secret"] = manifest["files"]["trainer.json"]  # the right hash
     write_json(listing, manifest)
     assert not whole()  # other names: test_disk.py
     listing.write_bytes(as_published)
