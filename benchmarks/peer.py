@@ -12,9 +12,8 @@ it gets from the package `kernels`: without that, the table says "torch's attent
 
 speed: steps on random tokens, a process for each side and round, in turn. learn: both recipes on
 the same rows in the same order; bits per byte of the same held-out rows. Compiling is not counted.
---sides ours, or nanochat: that one alone. --fp8 multiplies nanochat's matrices in 8 bits, as its
-base_train.py --fp8 does, except where a model is scored; no figure here was measured with it.
-Each prints a table, and appends it to benchmarks/RESULTS.md (--results "" for no file).
+--sides ours, or nanochat: that one alone. Each prints a table, and appends it to
+benchmarks/RESULTS.md (--results "" for no file).
 """
 
 import argparse
@@ -94,25 +93,12 @@ def gpt_config(depth: int, vocab: int, seq_len: int):
     return GPTConfig(sequence_len=seq_len, vocab_size=vocab, window_pattern="L", **sizes)
 
 
-def to_fp8(model: nn.Module) -> None:
-    """Let nanochat's own layers for 8 bits take the place of those matrices whose shape they can
-    multiply, and of which its base_train.py says that they are large enough to gain by it."""
-    from nanochat.fp8 import Float8LinearConfig, convert_to_float8_training
-
-    def fits(layer: nn.Linear, name: str) -> bool:
-        shape = layer.in_features, layer.out_features
-        return min(shape) >= 128 and all(n % 16 == 0 for n in shape)
-
-    recipe = Float8LinearConfig.from_recipe_name("tensorwise")
-    convert_to_float8_training(model, config=recipe, module_filter_fn=fits)
-
-
 class Peer:
     """nanochat's model of a depth, compiled, and its optimizer for that batch."""
 
     name = "nanochat"
 
-    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World, fp8=False):
+    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World):
         # it takes fp32 on a CPU, where ours may take bf16
         os.environ.setdefault("NANOCHAT_DTYPE", str(world.dtype).removeprefix("torch."))
         from nanochat.gpt import GPT
@@ -127,8 +113,6 @@ class Peer:
             raise cfg.UsageError("no comparison in fp16; a GPU with bf16 is needed")
         self.device = world.device
         self.model = self.build()
-        if fp8:
-            to_fp8(self.model)
         self.step_model = torch.compile(self.model, dynamic=False)
         with torch.device("meta"):
             at_12 = GPT(gpt_config(12, model.vocab_size, model.seq_len))
@@ -187,9 +171,8 @@ class Peer:
             loader.close()
 
     def scored(self, run: Run) -> nn.Module:
-        """The model as bits_per_byte.score_text calls it, without fp8."""
-        model = self.build()
-        model.load_state_dict(self.model.state_dict())
+        """The model as bits_per_byte.score_text calls it."""
+        model = self.model
 
         class Scored(nn.Module):
             def forward(self, inputs, targets, reduction):
@@ -218,7 +201,7 @@ def measure(case: dict) -> dict:
     torch.manual_seed(42)
     tokens = case["train"]["tokens_per_step"]
     rows = case["train"]["micro_batch"] or planned_rows(find_preset(case["preset"]), tokens, world)
-    peer = Peer(model, tokens, world, case["fp8"])
+    peer = Peer(model, tokens, world)
     on_gpu = world.device.type == "cuda"
     host = torch.randint(model.vocab_size, (2, rows, model.seq_len))
     host = host.pin_memory() if on_gpu else host
@@ -259,7 +242,7 @@ def measure(case: dict) -> dict:
     return dict(
         micro_batch=rows,
         grad_accum=grad_accum,
-        dtype=os.environ["NANOCHAT_DTYPE"] + (", fp8" if case["fp8"] else ""),
+        dtype=os.environ["NANOCHAT_DTYPE"],
         attention=attention(),
         dt_ms=1e3 * step_s,
         tokens_per_s=speed,
@@ -285,7 +268,7 @@ def speed(args) -> int:
     options = dict(tokens_per_step=tokens, dtype="auto", device="auto", compile=not args.no_compile)
     options |= dict(micro_batch=args.micro_batch)
     case = dict(preset=args.preset, train=options, steps=args.steps, warmup=args.warmup)
-    case |= dict(peer=args.peer, fp8=args.fp8)
+    case["peer"] = args.peer
     programs = {"ours": "throughput.py", "nanochat": "peer.py"}
     about = [find_peer(args.peer), f"windows of {preset.model.seq_len:,}"]
     rows = []
@@ -415,7 +398,7 @@ def learn(args) -> int:
         rows = min(384, run.manifest.rows("val"))
         sides = [Ours()] if "ours" in args.sides else []
         if "nanochat" in args.sides:
-            sides.append(Peer(run.preset.model, run.plan.tokens_per_step, run.world, args.fp8))
+            sides.append(Peer(run.preset.model, run.plan.tokens_per_step, run.world))
         steps = args.steps
         if not steps:
             steps = steps_that_fit(sides, run, rows, BEGAN + args.seconds, len(args.seeds))
@@ -484,7 +467,6 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=3, help="speed: steps before those measured")
     parser.add_argument("--rounds", type=int, default=1, help="speed")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
-    parser.add_argument("--fp8", action="store_true", help="nanochat's matrices, in its own way")
     parser.add_argument("--data_dir", default="", help="learn")
     parser.add_argument("--seconds", type=float, default=200, help="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="learn")

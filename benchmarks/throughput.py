@@ -32,7 +32,6 @@ import torch
 import at_root  # noqa: F401
 import config as cfg
 import flops
-import optim
 import train
 from config import GPTConfig
 from machinery import build, cli, folders, ranks
@@ -41,21 +40,13 @@ from machinery.plan import make_plan
 from runs import device_name, parser_of, table
 from session import Progress, Run
 
-# nanoGPT's 124M, for comparison with other people's figures
-GPT2 = dict(seq_len=1024, vocab_size=50_257, n_layer=12, n_head=12, n_kv_head=12, head_dim=64)
-GPT2 |= dict(n_embd=768, mlp_hidden=3072, qk_norm=False, embed_norm=False, tie_embeddings=True)
 # small enough for a CPU, big enough for its matmuls
 CPU = dict(seq_len=512, vocab_size=8192, n_layer=6, n_head=3, n_kv_head=3, head_dim=128)
 CPU |= dict(n_embd=384, mlp_hidden=1536, extras=cfg.PRESETS["tiny"].model.extras)
 MORE_PRESETS = {
-    "gpt2-124m": cfg.Preset(
-        GPTConfig(**GPT2, logit_softcap=0.0),
-        cfg.DataConfig(),
-        cfg.TrainConfig(optimizer="adamw", tokens_per_step=524_288),
-    ),
     "cpu-6x384": cfg.Preset(
         GPTConfig(**CPU), cfg.DataConfig(), cfg.TrainConfig(tokens_per_step=4096)
-    ),
+    )
 }
 
 
@@ -114,13 +105,11 @@ def measure(case: dict, run_dir: str) -> dict:
         peak = None  # one was measured: `of matmul` does that better
     speed = meter.summary()
     per_token = {"full": meter.flops_full, "causal": meter.flops_causal}
-    with_muon = per_token["full"] + muon_flops(run.optimizers) / plan.tokens_per_step
     found = {key: speed[key] for key in ("tokens_per_s", "dt_ms", "data_wait_ms")}
     found |= dict(micro_batch=plan.micro_batch, grad_accum=plan.grad_accum, ceiling=ceiling)
     found |= dict(memory=peak_memory(world.device), dtype=str(world.dtype).removeprefix("torch."))
     found["mfu"] = {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()}
     found["of_ceiling"] = flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling)
-    found["of_ceiling_with_muon"] = flops.mfu(speed["tokens_per_s"], with_muon, ceiling)
     return found | dict(first_step_s=first_step_s)
 
 
@@ -188,18 +177,6 @@ def measure_matmul(device: torch.device, dtype: torch.dtype, seconds: float = 1.
         sync()
         times.append(time.perf_counter() - start)
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
-
-
-def orthogonalize_flops(rows: int, cols: int) -> int:
-    """FLOPs of the matmuls that one matrix takes in `optim.orthogonalize`: no part of a model's."""
-    short, long = sorted((rows, cols))
-    return len(optim.POLAR_EXPRESS) * (4 * short**2 * long + 2 * short**3)
-
-
-def muon_flops(optimizers: list) -> int:
-    """FLOPs of Muon's own matmuls in a step; 0 without it."""
-    groups = [g for o in optimizers if isinstance(o, optim.Muon) for g in o.param_groups]
-    return sum(orthogonalize_flops(*p.shape) for g in groups for p in g["params"])
 
 
 def peak_memory(device: torch.device) -> int:

@@ -8,7 +8,6 @@ paints pictures.
 
 import contextlib
 import functools
-import itertools
 import json
 import multiprocessing
 import os
@@ -502,21 +501,6 @@ def wandb_waits(limit_s: float) -> None:
     from machinery import log
 
     log.WANDB_S = limit_s
-
-
-def dies_in_file_operation(number: int) -> None:
-    """SIGKILL before the operation of that number on the names of files, or after it if odd."""
-    numbers = itertools.count(1)  # threads share it: each operation has a number of its own
-    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
-
-        @instead_of("os", name)
-        def operate(honest, *args, **how):
-            own = next(numbers)
-            try:
-                return honest(*args, **how) if own < number or number % 2 else None
-            finally:  # an operation may fail: mkdir does if the folder exists
-                if own == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def little_memory(only_rank: int, nbytes: int) -> None:

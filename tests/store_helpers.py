@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import random
 import threading
 
 import pytest
@@ -98,11 +97,3 @@ def url(request, tmp_path, quick):
     if request.param == "s3":
         return request.getfixturevalue("s3").url
     return str(tmp_path / "far")
-
-
-def refuses_a_quarter(method, path):
-    """Busy: the answer that S3 asks its clients to repeat a request for."""
-    return "503 SlowDown" if _draw.random() < 0.25 else None
-
-
-_draw = random.Random(4)

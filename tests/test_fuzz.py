@@ -23,19 +23,9 @@ from hypothesis import strategies as st
 import eval as evaluate
 import export
 import flops
-import optim
 import prepare_data
 import train
-from config import (
-    EXTRAS,
-    LARGEST,
-    PRESETS,
-    DataConfig,
-    GPTConfig,
-    RunConfig,
-    TrainConfig,
-    UsageError,
-)
+from config import EXTRAS, LARGEST, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
 from hf.export import ExportConfig
 from machinery import cli
 from machinery.errors import CheckpointError, DataError, StorageError
@@ -73,7 +63,7 @@ REAL = st.one_of(st.floats(0, 1), REAL, st.floats(0, 1000), st.floats())
 PLACES = ["auto", "nowhere/step_00000001", ".", "/", "/dev/null", "a/" * 2000, "cpu", "cuda:99"]
 AMOUNTS = ["2B", "1e400", "infB", "0", "-1", "9" * 400, "all", "1e15T", "8xH100", "0xH100"]
 ITEMS = ["a=1", "texts=1", "texts=-1", "texts=1e400", "=", "texts=0", "key_offset"]
-SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:", "hf:a:b:c"]
+SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:a:b:c"]
 TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS])
 
 
@@ -158,6 +148,7 @@ def here(small_data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("COLUMNS", "2000")  # a line of tyro's is not broken within a word
         # it times one
         patch.setattr(flops, "measure_matmul", lambda *args, **options: 1e11, raising=False)
         train.main(["tiny", *SMALL, "--steps", "2"])
@@ -215,13 +206,6 @@ def test_export(here, words):
     is_refused(export.main, ["tiny", *words], words)
 
 
-@profile(25)
-@given(TEXT | st.sampled_from([*PRESETS, "runs/tiny", "tyni", "loss", "compare"]), TEXT)
-def test_first_words(here, first, second):
-    for main in (train.main, prepare_data.main, evaluate.main, export.main):
-        is_refused(main, [first, second], [first, second])
-
-
 SMALL_MODEL = st.builds(
     dict,
     **{name: st.integers(1, 9) for name in ("seq_len", "head_dim", "mlp_hidden")},
@@ -251,18 +235,3 @@ def test_a_model_that_is_accepted_computes(fields):
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-SCHEDULES = get_args(TrainConfig.__dataclass_fields__["schedule"].type)
-
-
-@profile(60)
-@given(st.integers(1, 60), st.integers(0, 80), REAL, REAL, st.sampled_from(SCHEDULES))
-def test_a_schedule_that_is_accepted_stays_within_its_peak(steps, warmup, decay, final, schedule):
-    try:
-        TrainConfig(warmup=warmup, decay=decay, final_lr=final, schedule=schedule)
-    except UsageError:
-        return
-    for step in range(steps):
-        assert 0 <= optim.lr_at(step, steps, schedule, warmup, decay, final) <= 1
-        assert 0 <= optim.momentum_at(step, steps, warmup, decay) < 1

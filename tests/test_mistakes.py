@@ -91,7 +91,6 @@ TO_ALL = {
 }
 TO_ONE = {
     "train.py tiny": {
-        "--steps x --lr y": ("--steps", "'x'"),
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
         "--model d12": ("--model", "the first word"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
@@ -106,7 +105,6 @@ TO_ONE = {
         "--data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128": ("GB", "smaller preset"),
         "--dropout 0.1 --max_iters=9": ("--dropout", "read about once", "--max_iters", "--steps"),
         "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
-        "--steps 5 --minutes 3": ("--steps and --minutes", "give one"),
         "--epochs 2 --plan": ("--epochs 2", "--tokens"),
         "--name ../x": ("--name ../x", "--name mine"),
         "--name ..": ("--name ..",),
@@ -123,12 +121,12 @@ TO_ONE = {
         "--run_dir nowhere": ("nowhere", "train.py"),
         "--run_dir {run} --data_dir nowhere": ("nowhere", "python prepare_data.py"),
     },
-    "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m", "train one first")},
-    "eval.py compare no_run x": {"": ("no_run is not the folder of a run", "train.py")},
-    "eval.py lose tiny": {"": ("'lose'", "loss")},
+    "eval.py loss no_run": {"": ("'no_run'", "tiny", "train one first")},
+    "eval.py compare no_run x": {"": ("no_run", "train.py")},
     "eval.py sample tiny": {
         "--run_dir {run} --prompt " + "word" * 80: ("241 tokens", "fewer than 64")
     },
+    "eval.py lose tiny": {"": ("'lose'", "loss")},
     "eval.py report": {
         "{run}/checkpoints/step_00000012": ("step_00000012",),
         "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),
@@ -136,6 +134,7 @@ TO_ONE = {
     "eval.py": {"": ("loss, sample, chat, choice",)},
     "eval.py noise tiny": {"": ("python course/room/25_rates.py RUN",)},
     "eval.py choice tiny": {"--run_dir {run} --task": ("--task",)},
+    "eval.py serve tiny": {"--host x": ("--host", "ssh -L")},
     "export.py tiny": {
         "--run_dir nowhere": ("nowhere", "train.py"),
         "--run_dri x": ("--run_dri", "--run_dir", "--help"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 from faults import start
 from torch.testing import assert_close
-from torch.utils.flop_counter import FlopCounterMode
 
 from config import PRESETS, TrainConfig, UsageError
 from optim import (
@@ -21,7 +20,6 @@ from optim import (
     orthogonalize,
     set_schedule,
 )
-from throughput import orthogonalize_flops
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (40, 8), (8, 40)])
@@ -34,13 +32,6 @@ def test_orthogonalize_brings_every_singular_value_near_one(shape):
     assert values.min() > 0.7 and values.max() < 1.3
     assert_close(u, left @ right, atol=0.25, rtol=0)
     assert not orthogonalize(torch.zeros(1, *shape)).any()  # no 0/0
-
-
-@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 8)])
-def test_flops_of_orthogonalize_are_those_of_its_matmuls(shape):
-    with FlopCounterMode(display=False) as counter:
-        orthogonalize(torch.randn(3, *shape))
-    assert counter.get_total_flops() == 3 * orthogonalize_flops(*shape)
 
 
 def slow_muon(params, grads_by_step, lr, momentum, weight_decay, beta2):
@@ -123,12 +114,12 @@ def test_schedules():
     cosine = [lr_at(s, 110, "cosine", warmup=10, final=0.1) for s in (0, 10, 60, 110)]
     assert cosine == pytest.approx([0.1, 1.0, 0.55, 0.1])
     assert [lr_at(s, 100, "multistep", 5) for s in (0, 79, 80, 90)] == [0.2, 1.0, 0.316, 0.1]
-    assert lr_at(50, 100, "wsd", 0, decay=0.0) == 1.0
+    assert lr_at(50, 100, "wsd", 0, decay=0.0) == lr_at(9, 10, "cosine", warmup=10) == 1.0
     short = [lr_at(s, 50, "wsd", warmup=40, decay=0.65) for s in range(50)]  # warm after 40 of 50
     assert max(abs(a - b) for a, b in zip(short, short[1:])) < 0.05  # and yet without a jump
     momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
     assert momentum == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.90])
-    assert momentum_at(100, 1000, warmup=10) == pytest.approx(0.91)
+    assert momentum_at(100, 1000, 10) == momentum_at(100, 100, 10, 0.0) == pytest.approx(0.91)
 
 
 def groups_of_one() -> dict:

@@ -117,17 +117,10 @@ def test_a_longer_run_goes_on_from_its_own_version(trees):
 
 def test_a_bound_is_no_verdict(trees):
     """The second version has the loss before its shorter run, at ten times the cost of a token."""
-    half, whole = (dict(tokens=n, FLOPs=n, seconds=n) for n in (100, 200))
-    base = [half | dict(bpb=2.0), whole | dict(bpb=1.5)]
-    dear = [row | dict(FLOPs=10 * row["FLOPs"]) for row in base]
-    other = [row | dict(bpb=row["bpb"] - 0.55) for row in dear]
-    for name, versions, wanted in (
-        ("tokens", (base, other), (2.0, ">")),
-        ("tokens", (other, base), (0.5, "<")),
-        ("FLOPs", (base, other), (0.2, ">")),
-    ):
-        factor, bound = ladder.less(name, *versions)
-        assert (pytest.approx(factor), bound) == wanted
+    base = rows([2.0, 1.5])
+    other = [row | dict(bpb=row["bpb"] - 0.55, FLOPs=10 * row["FLOPs"]) for row in base]
+    assert ladder.less("tokens", base, other) == (pytest.approx(2.0), ">")
+    assert ladder.less("tokens", other, base) == (pytest.approx(0.5), "<")
     word = lambda name, *versions: ladder.measure(name, *[[v, v] for v in versions]).word
     assert word("tokens", base, other) == "helps" and word("tokens", other, base) == "harms"
     assert word("FLOPs", base, other) == word("FLOPs", other, base) == ""
@@ -146,15 +139,6 @@ def test_files_that_are_edited_meanwhile_make_no_table(trees, capsys):
     assert ladder.main(words) == 0 and 0 < len(made(after)) < n_made
 
 
-def test_a_run_that_fails_makes_no_table(trees, capsys):
-    before, after, words = trees
-    edit(after, "run_dir.mkdir", "assert depth < 3\nrun_dir.mkdir")
-    assert ladder.main(words) == 1
-    assert "AssertionError" in capsys.readouterr().out
-    edit(after, "assert depth < 3\n", "")
-    assert ladder.main(words) == 0
-
-
 @pytest.mark.parametrize("place", ["project", "of_all/project"])
 def test_the_first_version_is_a_commit_or_a_folder(place, tmp_path, monkeypatch):
     """Also if the project is a folder of a larger repository."""
@@ -169,10 +153,9 @@ def test_the_first_version_is_a_commit_or_a_folder(place, tmp_path, monkeypatch)
     tree = ladder.tree_of("HEAD")
     assert (tree / "train.py").read_text() == "1" and tree == ladder.tree_of("HEAD")
     assert ladder.tree_of(str(project)) == project
-    for word in ("--no-such", "nothing", str(tmp_path / "runs")):
-        with pytest.raises(UsageError):
-            ladder.tree_of(word)
-    for options in ("--seeds 1", "--depths 4", "--depths 4 4", "--name before", ""):
+    with pytest.raises(UsageError):
+        ladder.tree_of("nothing")
+    for options in ("--seeds 1", "--depths 4 4", "--name before", ""):
         with pytest.raises((UsageError, SystemExit)):
             ladder.main(options.split())  # the last: a commit of before runs knew their code
 
@@ -206,7 +189,6 @@ def test_on_a_gpu_the_presets_are_run(small_data):
         assert preset.name == f"d{job.depth}" and preset.train.seed == job.seed
         assert preset.train.steps * preset.train.tokens_per_step == job.tokens
         assert job.after is None or 2 * job.after.tokens == job.tokens
-    assert sum(job.after is None for job in jobs) == 8
     weights = ladder.runs.count_weights(replace(jobs[0].preset.model, vocab_size=512))
     most = 10.5 * (weights["matrix"] + weights["head"])
-    assert jobs[2].depth == 12 and abs(jobs[2].tokens / most - 1) < 0.01
+    assert jobs[2].tokens == pytest.approx(most, rel=0.01)

@@ -25,7 +25,7 @@ import pytest
 import seeds
 import subject
 import torch
-from conftest import ROOT, environment, losses
+from conftest import ROOT, commit_all, environment, losses
 from tokens import count_tokens
 
 COURSE = ROOT / "course"
@@ -397,28 +397,25 @@ def test_a_lab_judges_a_real_change_and_a_placebo(tmp_path):
     """In a clone of the files as they are now, with two seeds and very few steps."""
     repo = tmp_path / "repo"
     shutil.copytree(ROOT, repo, ignore=shutil.ignore_patterns(".*", "data", "runs", "out"))
-    git = ["git", "-C", repo, "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
+    commit_all(repo)
     command = [sys.executable, repo / "course/labs/judge.py", "1", "--steps", "6", "--seeds", "2"]
+    model = repo / "model.py"
+    before = model.read_text()
 
-    def judged(old="", new=""):
-        before = (repo / "model.py").read_text()
-        assert not old or before.count(old) == 1, old
-        (repo / "model.py").write_text(before.replace(old, new) if old else before)
+    def judged(old, new):
+        assert before.count(old) == 1, old
+        model.write_text(before.replace(old, new))
         done = subprocess.run(command, capture_output=True, text=True, env=environment())
-        (repo / "model.py").write_text(before)
         return done.returncode, done.stdout + done.stderr
 
-    assert judged()[0] == 2  # nothing has changed
+    assert judged("class GPT(", "class GPT(")[0] == 2  # nothing has changed
     code, said = judged("return x + self.mlp(", "return x.clone() + self.mlp(")
     assert code == 1 and "no difference" in said, said
     code, said = judged("x = x + self.attn(", "x = 0 * x + self.attn(")
     verdict = re.search(r"\nlab 1: it (helped|harmed)", said)
     assert verdict and code == (verdict[1] == "harmed"), said
     code, said = judged("return x + self.mlp(", "return x + self.missing(")  # before any long run
-    assert code == 1 and "train.py of your files ended with code 1" in said, said
-    assert "'missing'" in said and "runs of 6 steps" not in said, said
+    assert code == 1 and "'missing'" in said and "runs of 6 steps" not in said, said
 
 
 # ----------------------------------------------------------------------------- 4. as a notebook

