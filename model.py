@@ -241,8 +241,9 @@ class Block(nn.Module):
 # The first numbers are nanochat's. The second are DeepSeek LLM's 0.006, for the embedding as well:
 # were it larger, its product with itself, as the head, would make each token predict itself.
 #
-# A new weight needs a line here. A bare nn.Parameter must also be cast where it is used, with
-# `.to(x.dtype)`, as Linear does: otherwise all that follows is computed in fp32.
+# A new weight needs a line here: a gain of yours, ("scalar", 1.0, 1.0), begins at 1. A bare
+# nn.Parameter must also be cast where it is used, with `.to(x.dtype)`, as Linear does: otherwise
+# all that follows is computed in fp32.
 KINDS = {
     "embed": ("embedding", 0.8, 0.006),
     "value_embeds": ("embedding", 1.0, 0.006),
@@ -328,7 +329,7 @@ class GPT(nn.Module):
             weight.normal_(0, size)
         elif size == 0:  # `out` and `down` add nothing at first
             weight.zero_()
-        else:  # with size 1, a matrix makes outputs about as large as its inputs
+        else:  # with size 1, what a matrix of C inputs computes is about as large as they are
             bound = 3**0.5 * config.n_embd**-0.5 * size  # the std of U(-b, b) is b / sqrt(3)
             weight.uniform_(-bound, bound)
         init_previous_token_head(name, weight, config)

@@ -95,7 +95,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     with (
         folders.lock_run(preset, manifest, world),
         open_mirror(preset.run.mirror, log) as mirror,  # its lease is given back last but one
-        log.outcome(progress),  # status.json gets what the next line explains
+        log.outcome(progress),  # status.json: how it ended, in the words of explain_errors
         build.explain_errors(argv, world, progress),
         ExitStack() as stack,
     ):

@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
 # -------------------------------------------------------------------------------------- the loop
 
 # The parts of a run (session.Run) that are used most:
-#   preset    what was asked for; preset.train decides the numbers, and `options` is preset.run
+#   preset    what was asked for: preset.train decides every loss; preset.run, which is `options`
+#             here, where the run is and when it logs, validates and saves
 #   plan      what follows from it: steps, tokens_per_step, micro_batch (B), grad_accum, ...
 #   world     this process: its rank, its device, the dtype it computes in
 #   model     the GPT; step_model and val_model have the same weights, and may be compiled
@@ -69,6 +70,7 @@ def train(run: Run) -> None:
     if eval_is_due(run):
         evaluate(run)  # on resume too: a kill may have come between save and validation
     for step in take_steps(run):
+        fit_to_minutes(run)
         log_step(run, step)
         if save_is_due(run):
             save(run)  # before the validation: a kill during it then loses no step
@@ -85,7 +87,7 @@ def take_steps(run: Run) -> Iterator[Step]:
     progress.saved_at = time.monotonic()  # from here on, save_minutes are counted
     run.meter.start()
     while progress.step < run.plan.steps and not progress.stop:
-        plan = run.plan  # again in each step: fit_to_minutes may replace it
+        plan = run.plan  # with --minutes, another one after each step
         lr = optim.set_schedule(run.optimizers, progress.step, plan.steps, run.preset.train)
         scale = progress.fp16_scale if is_fp16 else 1.0  # keeps small gradients above 0 in fp16
         sums, yours = add_gradients(run, scale)
@@ -99,14 +101,15 @@ def take_steps(run: Run) -> Iterator[Step]:
 
         # Up to here the host has only queued work for the GPU. This is the one place where it waits
         # for results, and where a step is judged.
-        totals = agree(run, sums | yours, norm)
+        totals = agree(run, sums | yours, norm)  # of nats, counted (targets), text_nats, bytes ...
         loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
         more = {name: totals[name] for name in yours}
         if is_fp16:
             more["scale"] = scale
-        # Backward has multiplied by the loss scale, and divided by tokens_per_step rather than by
-        # the number of targets that count, which is known only now: see add_gradients.
-        factor = plan.tokens_per_step / max(totals["counted"], 1) / scale
+        # What makes the gradients those of the mean loss: backward has divided by tokens_per_step,
+        # not by the targets that count (see add_gradients), and multiplied by the loss scale.
+        to_mean = plan.tokens_per_step / max(totals["counted"], 1)
+        factor = to_mean / scale
         step = Step(
             step=progress.step + 1,
             tokens=(progress.step + 1) * plan.tokens_per_step,
@@ -129,7 +132,6 @@ def take_steps(run: Run) -> Iterator[Step]:
         run.model.zero_grad(set_to_none=True)
         del gradients  # else they stay in memory beside the next ones
         progress.step += 1
-        fit_to_minutes(run)
         yield step
 
 
@@ -161,23 +163,26 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
 
 def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
     """`sums` added up over all ranks, and `norm`, by name, as numbers of Python: one all-reduce,
-    one copy to the host. With them travels what all ranks must do at the same step: it sets
-    progress.stop (the signal that one of them has received, or 0), progress.save_now and
-    progress.mean_s."""
+    one copy to the host. With them travels what all ranks must know at the same step: it sets
+    progress.stop (the signal that one of them has received, or 0), progress.save_now, and
+    progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
-    save_now = save_now or run.checkpoints.error is not None  # saving raises it, on all ranks
+    # After three failed saves in a row, the next call of `save` raises the error, on all ranks.
+    save_now = save_now or run.checkpoints.error is not None
     from_first = {
         "norm": norm,
         "save_now": save_now,
         "mean_s": progress.timed_s / max(progress.timed_steps, 1),
     }
     if not run.world.is_first:
-        from_first = dict.fromkeys(from_first, 0.0)  # so the sum is the first rank's value
+        from_first = dict.fromkeys(from_first, 0.0)  # so that the sum is the first rank's value
     signals = {f"signal {s}": run.signals.received == s for s in run.signals.STOP}
     numbers = sums | from_first | signals
-    zero = torch.zeros_like(norm)  # on the device; a copy of a number to there would wait for it
+    # Added to a tensor that is on the device, a number travels with the command to add; a tensor
+    # made of numbers would be copied there, for which the host waits.
+    zero = torch.zeros_like(norm)
     summed = torch.stack([zero + number for number in numbers.values()])
     if dist.is_initialized():
         with record_function("communication"):

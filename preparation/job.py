@@ -1,10 +1,12 @@
 """Options -> a `Job`: which text there is, in units, and under which key its data is kept.
 
-`plan_job` does it, from top to bottom. It lists files; it reads a small corpus to hold out the
-share that was asked for, and of a larger one the beginning. Three hashes name what it finds:
-    options   of the options                       `reuse` compares both with a finished
-    key       of options and the list of units     dataset: are the options others, or the text?
-    unit_dir  of key, val_below and the times of files; DATA_DIR/.units/HASH holds finished units
+`plan_job` does it, from top to bottom. It lists the units of each source, reads the beginning (is
+there text?), and a small corpus whole, to hold out the share that was asked for. Three hashes:
+    options   of the options
+    key       of those and of the list of units. A finished dataset has both in its manifest, so
+              that `reuse` can say whether the options are others, or the text
+    unit_dir  of key, of what is held out, and of when the files were written: a file may be edited
+              and keep its size. Finished units are kept in DATA_DIR/.units/HASH
 `sweep` removes what other jobs have left in the folder. Next: pool.py does the units of a job.
 """
 
@@ -29,7 +31,7 @@ from tokenizer import SPLIT, Tokenizer, blocks, normalize, split_of
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
-FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
+FEW_FILES = 256  # with fewer, parts of documents (blocks) are held out instead of whole ones
 SMALL = 24_000_000  # bytes; of a smaller corpus, exactly the share asked for is held out
 
 

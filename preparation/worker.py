@@ -41,7 +41,7 @@ def work(job: Job, unit: UnitId) -> Unit:
     tokenizer = read_tokenizer(disk.read_text(job.unit_dir / "tokenizer.json"))
     notes = Notes()
     sizes = Counter()
-    held_out = []
+    held_out = []  # filled while the training rows are written, which is why those come first
     training = training_ids(parts_of(job, unit, tokenizer, notes), tokenizer, sizes, held_out)
     splits = {}
     for split, docs in (("train", training), ("val", (ids for ids, _ in held_out))):
