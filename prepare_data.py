@@ -16,7 +16,7 @@ import machinery.needs  # first: it says which packages are missing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -24,16 +24,36 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from machinery import cli, code, disk, formats, shards
-from machinery.formats import DATA_FORMAT, ManifestFile, SourceFacts, Split, TokenizerFacts
+from machinery.formats import (
+    DATA_FORMAT,
+    ManifestFile,
+    SourceFacts,
+    Split,
+    TokenizerFacts,
+    Unit,
+    UnitSplit,
+)
 from machinery.output import say
 from preparation import chat, pool, show, sources
 from preparation.duplicates import without_duplicates
-from preparation.job import BUFFER, Job, plan_job, reuse, sweep, units_of
+from preparation.job import (
+    BUFFER,
+    TOKENIZER_CHARS,
+    Job,
+    UnitId,
+    plan_job,
+    reuse,
+    sweep,
+    texts,
+    units_of,
+)
 from preparation.reading import Notes
-from preparation.worker import PROMPTS, tokenizer_sample
+from preparation.worker import PROMPTS, split_text
 from tokenizer import Tokenizer, split_of
 
 COMMANDS = {"verify": show.verify, "show": show.show}  # each gets the words typed after it
+TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
+TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
 
 
@@ -117,7 +137,25 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def notes_of(units) -> Notes:
+def tokenizer_sample(job: Job) -> Iterator[str]:
+    """Training text for a tokenizer: from the first units of each source, in the job's shares. No
+    document gives more than TOKENIZER_DOC_CHARS, so that many contribute, unless files are few."""
+    most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
+    for s, share in enumerate(job.shares):
+        units = units_of(job, s)[:TOKENIZER_UNITS]
+        for unit in units:
+            left = TOKENIZER_CHARS * share / sum(job.shares) / len(units)
+            for text in texts(job, unit, Notes()):
+                for split, part in split_text(job, text, job.blocks[s]):
+                    if split == "train" and left > 0:
+                        part = part[: min(most, int(left) + 1)]
+                        left -= len(part)
+                        yield part
+                if left <= 0:
+                    break
+
+
+def notes_of(units: dict[UnitId, Unit]) -> Notes:
     """What was odd in the text of these units, or left out: counted by reason, with an example."""
     notes = Notes()
     for unit in units.values():
@@ -126,7 +164,9 @@ def notes_of(units) -> Notes:
     return notes
 
 
-def finish(job: Job, tokenizer: Tokenizer, units: dict, notes: Notes) -> shards.Manifest:
+def finish(
+    job: Job, tokenizer: Tokenizer, units: dict[UnitId, Unit], notes: Notes
+) -> shards.Manifest:
     """Finished units, as run_units returns them -> the manifest, which makes the folder a dataset.
     UsageError if a split has no row."""
     facts = []
@@ -151,7 +191,7 @@ def finish(job: Job, tokenizer: Tokenizer, units: dict, notes: Notes) -> shards.
     return write_manifest(job, tokenizer, facts, splits, notes, begins)
 
 
-def source_facts(job: Job, s: int, units: list) -> SourceFacts:
+def source_facts(job: Job, s: int, units: list[Unit]) -> SourceFacts:
     """Where the text of a source came from, and how much of it these units are."""
     source = job.sources[s]
     return SourceFacts(
@@ -164,14 +204,14 @@ def source_facts(job: Job, s: int, units: list) -> SourceFacts:
     )
 
 
-def packed_rest(job: Job, tokenizer: Tokenizer, parts: list, name) -> Split:
+def packed_rest(job: Job, tokenizer: Tokenizer, parts: list[UnitSplit], name: str) -> Split:
     """Each unit of a source leaves over documents of less than a row; together these make some more
     rows, in files called `name`. What is still left over is dropped: less than a row a source."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
     leftover = [np.array(ids, dtype) for part in parts for ids in part.leftover]
     packed = data.pack(leftover, job.config.row_len, tokenizer.bos_id, BUFFER)
     written = shards.write_shards(packed, job.folder, name, dtype)
-    packing = asdict(packed.stats)
+    packing = asdict(packed.stats)  # complete, now that the rows have been written
     packing.update(documents=0, tokens=0, dropped=packing["leftover"])  # parts have counted theirs
     return Split(shards=written, packing=packing)
 

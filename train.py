@@ -96,12 +96,12 @@ def take_steps(run: Run) -> Iterator[Step]:
         if plan.parallel == "ddp":
             optim.sum_over_ranks(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)  # ()
-        if plan.sharded:
+        if plan.sharded:  # DTensors, which know what other ranks hold
             norm = norm.full_tensor()  # of all ranks' shards together
 
         # Up to here the host has only queued work for the GPU. This is the one place where it waits
         # for results, and where a step is judged.
-        totals = agree(run, sums | yours, norm)  # of nats, counted (targets), text_nats, bytes ...
+        totals = agree(run, sums | yours, norm)
         loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
         more = {name: totals[name] for name in yours}
         if is_fp16:
@@ -137,8 +137,8 @@ def take_steps(run: Run) -> Iterator[Step]:
 
 def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Forward and backward of this rank's micro-batches, whose gradients add up in `p.grad`.
-    Returns two kinds of sums over their targets, () each: the arguments of `loss_and_bpb`, and your
-    own numbers. scale: multiplies the gradients.
+    Returns two kinds of sums over their targets, () each: the arguments of `loss_and_bpb` (nats,
+    counted, text_nats, bytes), and your own numbers. scale: multiplies the gradients.
 
     The loss of a step is the mean over its targets that count, on all ranks: of text all
     `tokens_per_step` do, of conversations those of answers. How many is not known before the last

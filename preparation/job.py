@@ -51,11 +51,12 @@ class Job:
     shares: list[float]
     """Of each source, among the tokens wanted."""
     facts: list[dict]
-    """Of each source, for the manifest: files and bytes; on the Hub, revision and shards."""
+    """Of each source, for the manifest: files and bytes; of a dataset on the Hub of Hugging Face,
+    its revision and its number of files (shards)."""
     blocks: list[int]
-    """Of each source: how many characters of a document are held out together, at most."""
+    """Of each source: how many characters of a document go to training, or to validation, as one."""
     units: dict[UnitId, dict]
-    """What to read for each unit (sources.list_units)."""
+    """What to read for each unit, a part of a source that is read at once (sources.list_units)."""
     tokens: int
     """For training, that are wanted; 0: all."""
     bytes: int | None

@@ -236,7 +236,7 @@ def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[c
             yield document
 
 
-def _all_of(source, unit, notes):
+def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn] | None]:
     """The document of each record, or piece of plain text; "" if it is empty, None if it is left
     out: so that `probe` need not read on and on."""
     read = _hf_documents if source.remote else _local_documents
@@ -320,7 +320,7 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
     return dict(sorted(found.items())), skipped
 
 
-def _installed_files(place):
+def _installed_files(place: str) -> dict[str, Path]:
     """The .py files of Python's standard library, and with +site of the installed packages."""
     paths = sysconfig.get_paths()
     roots = {"stdlib": paths["stdlib"], "site": paths["purelib"]}
@@ -333,7 +333,7 @@ def _installed_files(place):
     return found
 
 
-def _named_files(place, named, skipped):
+def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
     """The files of a folder, one file, or those of a pattern; counts what a folder has beside."""
     if place.is_dir():
         kinds = RECORDS if named else [*TEXTS, *reading.IN_A_FOLDER]
@@ -365,7 +365,7 @@ def _named_files(place, named, skipped):
     return found
 
 
-def _walk(root, kinds, skipped):
+def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path]:
     """The files of these kinds in a folder and below, but hidden ones; counts others by kind.
     OSError if a folder cannot be read."""
 
@@ -390,7 +390,7 @@ def _walk(root, kinds, skipped):
                 skipped["no regular file"] += 1
 
 
-def _pieces(name, path, size, target):
+def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
     """(name, start, end, bytes) of each piece of a file; one piece if the file cannot be cut. Bytes
     are cut anywhere: read_file moves both ends to the next start of a line. DataError if it is of
     a kind that cannot be read."""
@@ -411,7 +411,7 @@ def _pieces(name, path, size, target):
             yield name, start, end, end - start
 
 
-def _local_documents(source, unit, notes):
+def _local_documents(source: Source, unit: dict, notes: Notes):
     """The documents of each piece of a unit."""
     for name, start, end in unit["pieces"]:
         path = find_files(source)[0][name]
@@ -428,7 +428,7 @@ def _local_documents(source, unit, notes):
 
 
 @contextmanager
-def _reachable(source):
+def _reachable(source: Source) -> Iterator[None]:
     """An error of the Hub's library becomes one sentence: UsageError for the name of a repository,
     revision, configuration or split that is not there, else DataError."""
     try:
@@ -444,7 +444,7 @@ def _reachable(source):
         raise DataError(f"{where} cannot be read ({reason_of(error)}); {AGAIN}") from None
 
 
-def _hf_load(source):
+def _hf_load(source: Source):
     import datasets
 
     options = {"split": source.split, "streaming": True}
@@ -454,7 +454,7 @@ def _hf_load(source):
     return datasets.load_dataset(source.place, source.config, revision=source.revision, **options)
 
 
-def _hf_units(source):
+def _hf_units(source: Source) -> tuple[list[dict], dict]:
     """One unit per file of the dataset, at a pinned revision."""
     revision = source.revision
     with _reachable(source):
@@ -468,10 +468,10 @@ def _hf_units(source):
     return units, {"revision": revision, "shards": count}
 
 
-def _hf_documents(source, unit, notes):
+def _hf_documents(source: Source, unit: dict, notes: Notes):
     return (document_of(row, source.fields, notes) for row in _hf_records(source, unit))
 
 
-def _hf_records(source, unit):
+def _hf_records(source: Source, unit: dict) -> Iterator[dict]:
     with _reachable(source):
         yield from _hf_load(source).shard(unit["of"], unit["shard"])

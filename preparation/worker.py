@@ -25,12 +25,10 @@ from machinery import disk, formats, shards
 from machinery.errors import DataError
 from machinery.formats import Unit, UnitSplit
 from preparation import chat, sources
-from preparation.job import BUFFER, TOKENIZER_CHARS, Job, UnitId, texts, units_of
+from preparation.job import BUFFER, Job, UnitId
 from preparation.reading import Notes
 from tokenizer import Tokenizer, blocks
 
-TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
-TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 PROMPTS = 3  # held-out documents, of a unit and of all, whose first words are kept for samples
 
 read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per unit
@@ -62,7 +60,9 @@ def work(job: Job, unit: UnitId) -> Unit:
     return done
 
 
-def parts_of(job, unit, tokenizer, notes):
+def parts_of(
+    job: Job, unit: UnitId, tokenizer: Tokenizer, notes: Notes
+) -> Iterator[tuple[str, np.ndarray, str]]:
     """("train" or "val", ids without BOS, first words) of each part of each document of a unit."""
     s = unit[0]
     source = job.sources[s]
@@ -97,7 +97,9 @@ def first_words(text: str, most: int = 31) -> str:
     return re.search(rf"[^\s\ufeff](.{{,{most}}}(?<!\s)(?!\S)|\S{{,{most}}})|$", text)[0]
 
 
-def training_ids(parts, tokenizer, sizes: Counter, held_out: list) -> Iterator[np.ndarray]:
+def training_ids(
+    parts: Iterator[tuple], tokenizer: Tokenizer, sizes: Counter, held_out: list
+) -> Iterator[np.ndarray]:
     """The ids for training, one part after the other, since a unit may not fit in memory. Those for
     validation, which are few, are put into `held_out`. `sizes` counts the bytes of both."""
     for split, ids, begin in parts:
@@ -108,7 +110,9 @@ def training_ids(parts, tokenizer, sizes: Counter, held_out: list) -> Iterator[n
             held_out.append((ids, begin))
 
 
-def write_split(job, unit, split: str, docs, tokenizer, sizes: Counter) -> UnitSplit:
+def write_split(
+    job: Job, unit: UnitId, split: str, docs: Iterator, tokenizer: Tokenizer, sizes: Counter
+) -> UnitSplit:
     """Pack documents, which are ids without BOS, into rows, and write these."""
     s, number = unit
     source = job.sources[s]
@@ -139,7 +143,7 @@ def unit_file(job: Job, unit: UnitId) -> Path:
     return job.unit_dir / f"{job.sources[unit[0]].name}_{unit[1]:05d}.json"
 
 
-def finished(job, unit: UnitId) -> Unit | None:
+def finished(job: Job, unit: UnitId) -> Unit | None:
     """What `work` has returned for a unit; None if that, or a shard, is missing or damaged."""
     try:
         done = formats.read(unit_file(job, unit), Unit)
@@ -151,21 +155,3 @@ def finished(job, unit: UnitId) -> Unit | None:
     except (OSError, DataError):
         return None
     return done
-
-
-def tokenizer_sample(job: Job) -> Iterator[str]:
-    """Training text for a tokenizer: from the first units of each source, in the job's shares. No
-    document gives more than TOKENIZER_DOC_CHARS, so that many contribute, unless files are few."""
-    most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
-    for s, share in enumerate(job.shares):
-        units = units_of(job, s)[:TOKENIZER_UNITS]
-        for unit in units:
-            left = TOKENIZER_CHARS * share / sum(job.shares) / len(units)
-            for text in texts(job, unit, Notes()):
-                for split, part in split_text(job, text, job.blocks[s]):
-                    if split == "train" and left > 0:
-                        part = part[: min(most, int(left) + 1)]
-                        left -= len(part)
-                        yield part
-                if left <= 0:
-                    break

@@ -751,11 +751,11 @@ def test_case_28_one_text_file_gets_a_vocabulary_and_validation_text_of_its_own(
 def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_path, monkeypatch):
     for i in range(4):
         dialogue(tmp_path / f"{i}.txt", 15_000 + i)
-    monkeypatch.setattr(worker, "TOKENIZER_DOC_CHARS", 1000)
+    monkeypatch.setattr(prepare_data, "TOKENIZER_DOC_CHARS", 1000)
     asked = DataConfig((f"files:{tmp_path}",), vocab_size=4096, row_len=513)
-    read = lambda: sum(map(len, worker.tokenizer_sample(job.plan_job(asked))))
+    read = lambda: sum(map(len, prepare_data.tokenizer_sample(job.plan_job(asked))))
     assert 0.85 * 60_000 < read() < 0.98 * 60_000  # what is held out it does not see
-    monkeypatch.setattr(worker, "TOKENIZER_CHARS", 20_000)
+    monkeypatch.setattr(prepare_data, "TOKENIZER_CHARS", 20_000)
     assert 20_000 <= read() < 20_010
     monkeypatch.setattr(job, "FEW_FILES", 4)
     assert read() == 3 * 1000  # of four documents, one is held out
