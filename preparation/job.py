@@ -54,7 +54,7 @@ class Job:
     """Of each source, for the manifest: files and bytes; of a dataset on the Hub of Hugging Face,
     its revision and its number of files (shards)."""
     blocks: list[int]
-    """Of each source: how many characters of a document go to training, or to validation, as one."""
+    """Of each source: characters of a document that go to training, or to validation, as one."""
     units: dict[UnitId, dict]
     """What to read for each unit, a part of a source that is read at once (sources.list_units)."""
     tokens: int
