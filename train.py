@@ -169,7 +169,7 @@ def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
-    # After three failed saves in a row, the next call of `save` raises the error, on all ranks.
+    # After three failed saves in a row, all ranks save at the same step, which raises the error.
     save_now = save_now or run.checkpoints.error is not None
     from_first = {
         "norm": norm,

@@ -7,6 +7,7 @@ there text?), and a small corpus whole, to hold out the share that was asked for
               that `reuse` can say whether the options are others, or the text
     unit_dir  of key, of what is held out, and of when the files were written: a file may be edited
               and keep its size. Finished units are kept in DATA_DIR/.units/HASH
+--tokens is in none of them: asked for more, the same folder gets more units.
 `sweep` removes what other jobs have left in the folder. Next: pool.py does the units of a job.
 """
 
@@ -205,9 +206,10 @@ def options_key(config: DataConfig, found: list[Source], tokenizer: object) -> s
 
 
 def block_size(source: Source, size: int | None) -> int:
-    """How many characters of a document are held out together. A conversation is never divided, and
-    a record only if it is longer than a document. Of plain text in a few files, `size` bytes in
-    all, it is 4,096, or a thousandth of a long text, or a 32nd of a short one."""
+    """How many characters of a document are held out together. DOCUMENT (reading.py: a million, and
+    the longest that a plain text is not cut) stands for all of it: for conversations, records, and
+    plain text in many files. Of plain text in a few files, `size` bytes in all, it is 4,096, or a
+    thousandth of a long text, or a 32nd of a short one."""
     is_whole = source.remote or source.conversations
     if size is None or is_whole or sources.has_records(source):
         return DOCUMENT
