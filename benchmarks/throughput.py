@@ -136,7 +136,7 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
         step_model=step_model,
         val_model=val_model,
         optimizers=optimizers,
-        checkpoints=build.open_checkpoints(preset, plan, log),
+        checkpoints=build.open_checkpoints(preset, plan, log, None),
         loader=loader,
         meter=build.make_meter(model, world, preset.run),
         token_bytes=torch.from_numpy(rows.token_bytes()).to(world.device),

@@ -26,8 +26,8 @@ WRONG = {
     ),
     "a thread that fails": (
         "data.py",
-        'rows[j] = self.manifest.row("train", *self.order(position + j))',
-        'rows[j] = self.manifest.row("train", *self.order(position + j))[:-1]',
+        "return batch_of(self.manifest, rows, self.micro_batch, pin), position",
+        "return batch_of(self.manifest, rows, 1, pin), position",
         "ValueError: could not broadcast input array",
     ),
 }
