@@ -40,7 +40,7 @@ def taken(trained_run, tmp_path_factory):
         task = tasks / f"{name}.yaml"
         task.write_text(re.sub("dataset_path: .*", here, task.read_text()))
     with pytest.raises(UsageError) as error:
-        choice.read_task(",".join(names), 0)
+        choice.read_questions(",".join(names), 0)
     words = shlex.split(re.search("lm_eval --.*", str(error.value))[0])
     words += "--device cpu --batch_size 4 --log_samples --output_path said".split()
     how = dict(env=environment(HF_HOME=str(folder / "home")), capture_output=True, text=True)
@@ -69,7 +69,7 @@ def test_both_find_the_same_log_likelihoods_and_accuracies(taken, own_run, tmp_p
         if task == "own":
             file = HERE / "own.jsonl"
             shots = 2
-        questions = choice.read_task(str(file), shots)
+        questions = choice.read_questions(str(file), shots)
         ours = choice.score(questions, loaded.model, loaded.tokenizer, 8)
         for (_, nats), line in zip(ours, lines, strict=True):
             theirs = [float(x) for x, _ in line["filtered_resps"]]
