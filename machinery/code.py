@@ -8,21 +8,26 @@ git, the hashes of the files still say whether the code was the same. Next: fold
 import os
 import shlex
 import subprocess
+import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from machinery import disk
 from machinery.formats import Code
-from machinery.output import public
+from machinery.output import public, say
 
 ROOT = Path(__file__).resolve().parent.parent
 # What stands beside a run: it changes none of its numbers.
 BESIDE = {"preparation", "stores", "instruments", "benchmarks", "course", "tests"}
 BESIDE |= {"eval.py", "export.py", "prepare_data.py"}
 GIT_S = 10  # seconds; a slow file system must not keep a run from beginning
-# Whatever the user's settings, so that `git apply` takes it.
+# Whatever the user's settings, so that `git apply` takes it. Ends of lines, as Windows has them,
+# and permissions are no edits.
+OPTIONS = "-c core.autocrlf=input -c core.fileMode=false".split()
 DIFF = "diff --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/".split()
+# A file that computes, for git.
+PATTERNS = [":(glob)*.py", ":(glob)*/*.py", *(f":(exclude){name}" for name in sorted(BESIDE))]
 
 
 def files() -> list[str]:
@@ -32,12 +37,13 @@ def files() -> list[str]:
     return sorted(name.as_posix() for name in names if name.parts[0] not in BESIDE)
 
 
-def git(*words: str) -> str | None:
-    """What git prints about ROOT; None if there is no git, it fails, or it takes too long."""
+def git(folder: str | Path, *words: str) -> str | None:
+    """What git prints about the files in ROOT by the repository in `folder`; None if it fails, or
+    takes too long."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # as set in a hook
-    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
+    command = ["git", f"--git-dir={folder}", f"--work-tree={ROOT}", *OPTIONS, *words]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, timeout=GIT_S)
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=GIT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if done.returncode else done.stdout.decode(errors="replace")
@@ -45,28 +51,53 @@ def git(*words: str) -> str | None:
 
 def commit() -> str:
     """The commit that is checked out; "" if there is none, or only one of a folder around ROOT."""
-    said = git("rev-parse", "HEAD") if (ROOT / ".git").exists() else None
+    said = git(ROOT / ".git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else None
     return (said or "").strip()
+
+
+def edits_since(head: str, names: list[str]) -> str | None:
+    """What differs from the commit `head` in the files that compute, as a diff; None if git fails.
+
+    The settings of a stranger's repository may name programs, which git would run on the files. So
+    this asks a new repository, without settings, which takes the commit's files from the other."""
+    objects = git(ROOT / ".git", "rev-parse", "--git-path", "objects")
+    if objects is None:
+        return None
+    with tempfile.TemporaryDirectory() as own:
+        for words in (
+            ["init", "--quiet"],
+            ["read-tree", head],
+            ["add", "--force", "--intent-to-add", "--", *names],  # those that are new
+        ):
+            if git(own, *words) is None:
+                return None
+            if words[0] == "init":
+                disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects}")
+        return git(own, *DIFF, head, "--", *PATTERNS)
 
 
 @cache  # the files may be edited while a run trains with what was loaded
 def of_process() -> tuple[Code, str]:
     """The code of this process, when it is first asked for; and its edits that no commit has: a
-    diff, without what is secret in its URLs. Of a file that git does not know (`git add` it first)
-    the hash alone."""
+    diff, without what is secret in its URLs."""
     names = files()
     hashes = {name: disk.sha256_of((ROOT / name).resolve()) for name in names}
     head = commit()
-    edits = git(*DIFF, "HEAD", "--", *names) if head else None
+    edits = edits_since(head, names) if head else None
     if edits is None:
         return Code(files=hashes), ""
-    return Code(commit=head, changed=edits != "", files=hashes), public(edits)
+    shown = public(edits)
+    if shown != edits:
+        shown = f"Without what was secret in URLs, which is not that of the run:\n{shown}"
+    return Code(commit=head, changed=edits != "", files=hashes), shown
 
 
 def keep_edits(run_dir: Path) -> None:
     """Write the edits of this process to RUN_DIR/code.diff, above those of earlier ones."""
     path = run_dir / "code.diff"
-    edits = of_process()[1]
+    found, edits = of_process()
+    if not found.commit and (ROOT / ".git").exists():
+        say(f"warning: git does not tell the commit and the edits of {ROOT}; hashes are kept")
     earlier = ""
     with suppress(OSError):  # there is none, or it cannot be read
         earlier = disk.read_text(path)

@@ -109,14 +109,74 @@ def test_without_git_the_hashes_are_known(project):
 
 
 def test_edits_tell_no_secret(project):
+    """And say that they are not the run's; `git apply` takes them."""
     (project / "extra.py").write_text('a = "s3://me:hush-hush@bucket/rows?key=hush"\n')
     found, edits = probe(project)
     assert found.changed and "s3://bucket/rows" in edits and "hush" not in edits
+    assert "secret" in edits.splitlines()[0]
+    git(project, "checkout", "extra.py")
+    subprocess.run(["git", "apply"], cwd=project, input=edits.encode(), check=True)
+    assert "s3://bucket/rows" in (project / "extra.py").read_text()
+
+
+PROGRAMS = {  # settings of a repository that make git run a program, RUN
+    "fsmonitor": "core.fsmonitor RUN",
+    "a clean filter": "filter.x.clean RUN",
+    "a process": "filter.x.process RUN",
+    "a smudge filter": "filter.x.smudge RUN",
+    "textconv": "diff.x.textconv RUN",
+    "a diff of one's own": "diff.x.command RUN",
+    "an external diff": "diff.external RUN",
+    "hooks": "core.hooksPath .hooks",
+    "a pager": "core.pager RUN",
+    "another name": "alias.diff !RUN",
+    "a signature": "gpg.program RUN",
+    "a merge": "merge.x.driver RUN",
+    "a fetch": "remote.origin.uploadpack RUN",
+}
+
+
+@pytest.mark.parametrize("where", ["here", "around", "elsewhere"])
+def test_a_repository_runs_no_program(project, tmp_path, where):
+    """All settings at once: its own, those of a repository around it, those of one that a file
+    names; some of its objects are missing, which git would fetch."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\ntouch {ran}\nexec cat "$@"\n')
+    program.chmod(0o755)
+    (project / ".gitattributes").write_text("*.py filter=x diff=x merge=x\n")
+    (project / ".hooks").mkdir()
+    for hook in (
+        "post-index-change",
+        "reference-transaction",
+        "post-checkout",
+        "fsmonitor-watchman",
+    ):
+        shutil.copy(program, project / ".hooks")
+        (project / ".hooks/program").rename(project / ".hooks" / hook)
+    commit_all(project)
+    for setting in PROGRAMS.values():
+        git(project, "config", *setting.replace("RUN", str(program)).split(" ", 1))
+    git(project, "config", "remote.origin.url", str(ROOT))
+    git(project, "config", "remote.origin.promisor", "true")
+    (project / "extra.py").write_text("x = 1\n")
+    if where == "around":
+        (project / ".git").rename(project.parent / ".git")
+    if where == "elsewhere":
+        (project / ".git").rename(tmp_path / "stored")
+        (project / ".git").write_text(f"gitdir: {tmp_path / 'stored'}\n")
+    whole = probe(project)
+    for stored in (project / ".git", tmp_path / "stored"):
+        shutil.rmtree(stored / "objects", ignore_errors=True)
+    missing = probe(project)
+    assert not ran.exists()
+    assert (whole[0].changed, "x = 1" in whole[1]) == (where != "around",) * 2
+    assert (missing[0].changed, missing[1]) == (False, "")
 
 
 def test_edits_are_kept_above_those_of_earlier_starts(tmp_path, monkeypatch):
     """Each once; a link that a stranger has put there is not followed."""
-    now = lambda edits: monkeypatch.setattr(code, "of_process", lambda: (None, edits))
+    now = lambda edits: monkeypatch.setattr(code, "of_process", lambda: (Code(files={}), edits))
     file = tmp_path / "code.diff"
     for edits, kept in (("", None), ("one\n", "one\n"), ("two\n", "two\none\n"), ("one\n", None)):
         before = file.read_text() if file.exists() else None
