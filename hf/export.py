@@ -91,7 +91,7 @@ def export_to_transformers(loaded: Trained, folder: Path, out: Path) -> str:
     card.write_card(folder, record, loaded, usage)
     # A row of the exported model is one document, whatever the rows of training were.
     model.config = replace(model.config, doc_mask=False)
-    say(f"checked: {parity.compare_folder(folder, model, tokenizer, tuned)}")
+    say(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
     return f"in Python:\n{card.usage(out, prompt, own, tuned)}"
 
 

@@ -1,6 +1,6 @@
 """An exported folder is trusted only once transformers, loading it, computes our numbers.
 
-`compare_folder` loads the folder as a user would and compares token ids, logits and greedy text, in
+`check` loads the folder as a user would and compares token ids, logits and greedy text, in
 fp32 on the CPU: at the trained weights, and at random ones of unit scale, since an untrained model
 has zeros in `out` and `down`, which would hide half of a wrong mapping.
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
@@ -86,7 +86,7 @@ def compare_logits(
     return difference.item(), limit
 
 
-def compare_folder(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
+def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
     """One line that says what was compared; ParityError if anything differs. tuned: on
     conversations. model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one
     document). Its weights are random afterwards, which saves the memory of a second model."""

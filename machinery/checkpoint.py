@@ -3,8 +3,9 @@
 Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/*.safetensors}, tensors by DCP
 (torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
 number of ranks. A checkpoint is valid only if its files are those in its MANIFEST, with their
-sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next start
-removes them. RNG states are not saved: each step sets the seed. Start at `_publish`. Next: disk.py.
+sha256. ROOT/best names the best one, ROOT/kept those that are kept for good; `.tmp-*` and
+`.trash-*` never count, and the next start removes them. RNG states are not saved: each step sets
+the seed. Start at `_publish`. Next: disk.py.
 """
 
 import itertools
@@ -290,8 +291,9 @@ def _commit(tmp: Path, path: Path, trainer_json: str, hashes: list[dict[str, str
 class Checkpointer:
     """All checkpoints of a run, saved in the background; every rank calls every method. root: their
     folder, which this run owns (disk.lock). keep: how many of the newest stay, apart from the best,
-    the one resumed from, that of keep_step, and each whose step is a multiple of keep_every.
-    mirror (mirror.py; first rank only): receives a copy of each."""
+    the one resumed from, and those that are kept for good: that of keep_step, and each whose step
+    is a multiple of keep_every, now or when it was saved. mirror (mirror.py; first rank only):
+    receives a copy of each."""
 
     root: Path
     keep: int = 2
@@ -306,6 +308,8 @@ class Checkpointer:
         self.team = Team()
         self.best = ""  # the name of a checkpoint, as the next
         self._resumed_from = ""
+        self.kept: set[str] = set()  # names, whether there is such a checkpoint or not
+        self._may_delete = False
         self._valid: set[str] = set()  # names of those that this process has written or verified
         self._memory: dict[str, Tensor] = {}  # what _copy writes to
         self._thread: threading.Thread | None = None
@@ -320,6 +324,24 @@ class Checkpointer:
         disk.inside(self.root.parent, self.root.name)  # a link would lead the sweep elsewhere
         self._sweep(".tmp-*")
         self._sweep(".trash-*")
+        if self.mirror:
+            self.kept.update(self.mirror.kept())
+
+    def _keep_for_good(self, step: int) -> None:
+        """Add to ROOT/kept what the options of today keep for good: `step`, and what is there. A
+        run that is resumed with other options deletes none of them."""
+        file = self.root / "kept"
+        before = disk.read_text(file) if os.path.lexists(file) else ""
+        names = newest_first(before.split())
+        if len(names) < len(before.split()):
+            raise DataError(f"{file} holds something else than names of checkpoints")
+        self.kept.update(names)
+        for n in (step, *(int(path.name[5:]) for path in checkpoints(self.root))):
+            if n == self.keep_step or self.keep_every and n % self.keep_every == 0:
+                self.kept.add(f"step_{n:08d}")
+        text = "\n".join(newest_first(self.kept))
+        if text != before:
+            disk.write_text(file, text)
 
     def _sweep(self, pattern: str) -> None:
         for junk in self.root.glob(pattern):
@@ -434,6 +456,9 @@ class Checkpointer:
 
     def _run(self, step, state, trainer_json, start, stall_s=None) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
+        if self.team.rank == 0:  # before it exists: a kill in between must not lose its name
+            done = self._try("name what is kept for good", self._keep_for_good, step)
+            self._may_delete = done  # else it is not known what is kept
         try:
             path = _publish(self.team, self.root, step, state, trainer_json)
         except NonFiniteError as e:
@@ -463,37 +488,37 @@ class Checkpointer:
             self._try(f"upload {path.name}", self.mirror.upload, path)
         self._try("delete old checkpoints", self._retain)
 
-    def _try(self, what: str, work: Callable, *args) -> None:
-        """Run work(*args); its failure is a warning, said once: the checkpoint itself is safe."""
+    def _try(self, what: str, work: Callable, *args) -> bool:
+        """Run work(*args); its failure is a warning, said once: the checkpoint itself is safe.
+        Returns whether it succeeded."""
         try:
             work(*args)
+            return True
         except Exception as e:
             if what not in self._warned:
                 self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
             self._warned.add(what)
+            return False
 
     def _retain(self) -> None:
-        """Delete all but the newest `keep` that this process has written or verified, the best,
-        and those that stays() names."""
+        """Delete what is spare; of the newest, those count that this process has written or
+        verified."""
         found = checkpoints(self.root)
-        kept = [path.name for path in found if path.name in self._valid][: self.keep]
-        if len(kept) < self.keep:
+        newest = [path.name for path in found if path.name in self._valid][: self.keep]
+        if len(newest) < self.keep:
             return  # nothing to spare
         file = self.root / "best"
-        if file.exists():
-            best = disk.read_text(file).strip()
-            if self.root / best not in found:
-                return self.log(
-                    f"warning: {file} names {best[:80]!r}, which is no checkpoint; nothing is "
-                    "deleted until there is a better one"
-                )
-            kept.append(best)
+        best = disk.read_text(file).strip() if file.exists() else found[0].name
+        if self.root / best not in found:
+            return self.log(
+                f"warning: {file} names {best[:80]!r}, which is no checkpoint; nothing is "
+                "deleted until there is a better one"
+            )
         for path in found:
-            if path.name not in kept and not self.stays(path.name):
+            if self.is_spare(path.name, newest, best):
                 self._try(f"delete {path.name}", disk.set_aside, path)
         self._sweep(".trash-*")
 
-    def stays(self, name: str) -> bool:
-        """Whether this checkpoint is kept however old it is, here and in the mirror."""
-        every = self.keep_every and int(name[5:]) % self.keep_every == 0
-        return every or name in (self._resumed_from, f"step_{self.keep_step:08d}")
+    def is_spare(self, name: str, newest: list[str], best: str) -> bool:
+        """Whether this checkpoint need not be kept, here or in the mirror."""
+        return self._may_delete and name not in {*newest, best, self._resumed_from, *self.kept}

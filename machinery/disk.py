@@ -18,7 +18,7 @@ import socket
 import stat
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -178,26 +178,42 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """`with new_folder(path) as folder:` write into `folder`, which gets its name at the end of the
-    block, and is removed if that fails. UsageError if there is something at `path`."""
+    block, and is removed if that fails. UsageError if there is something at `path`, then or now:
+    of several programs that write it at once, the first to end has the name."""
+    taken = UsageError(f"{path} exists already; remove it, or choose another name")
     if os.path.lexists(path):
-        raise UsageError(f"{path} exists already; remove it, or choose another name")
-    folder = path.with_name(f".tmp-{path.name}")
-    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
-    try:
-        folder.mkdir(parents=True)
+        raise taken
+    sweep(path.parent.glob(TEMPORARY))
+    folder = temporary(path)
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)  # once renamed, it is not there
+        with suppress(OSError):  # Lustre without -o flock
+            stack.enter_context(locked(folder))  # tells `sweep` that it is being written
         yield folder
+        if os.path.lexists(path):
+            raise taken
         folder.rename(path)
-    finally:  # once it is renamed, there is nothing left to remove
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Have a file or a folder locked; OSError if another process has, or it is a link."""
+    kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_WRONLY  # as NFS needs it
+    descriptor = os.open(path, kind | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sweep(paths: Iterable[Path]) -> None:
-    """Remove those of these TEMPORARY files whose writers are gone: a writer has its file locked.
-    Links and folders stay; where files cannot be locked, so does everything."""
+    """Remove those of these TEMPORARY files and folders whose writers are gone: a writer has its
+    own locked. Links stay; where nothing can be locked, so does everything."""
     for path in paths:
-        with suppress(OSError), open_file(path, "ab") as file:  # a lock over NFS needs writing
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with suppress(OSError), locked(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -142,7 +142,7 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     error_text = ""
     # the pool is a thread; transformers does not compare, and may be missing
     no_check = mock.patch.multiple(
-        parity, compare_folder=lambda *args: "not at all", need_transformers=lambda: None
+        parity, check=lambda *args: "not at all", need_transformers=lambda: None
     )
     thread = mock.patch.object(pool, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
     with redirect_stdout(out), redirect_stderr(out), no_check, thread:

@@ -6,12 +6,15 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+from config import UsageError
 from machinery import cli, disk
 from machinery.errors import DataError
 
@@ -98,33 +101,69 @@ def test_a_lock_that_is_no_file_of_its_own_is_refused(make, mine, tmp_path):
     assert cli.exit_code(caught.value) == 2 and mine.read_bytes() == b"mine"
 
 
-def test_only_what_a_killed_program_left_is_swept(mine, tmp_path):
-    """Not what is being written, here or by another process, nor what is no file."""
-    left, folder, link = (tmp_path / f".tmp-{name}" for name in ("left", "folder", "link"))
-    left.touch()
-    folder.mkdir()
-    link.symlink_to(mine)
-    code = f"""if 1:
-        import os, signal, sys
-        from pathlib import Path
-        from machinery import disk
-        with disk.replacing(Path({str(tmp_path / "far")!r})) as file:
+WRITES = """if 1:
+    import os, signal, sys
+    from pathlib import Path
+    from machinery import cli, disk
+    def main(argv):
+        with disk.{}(Path(argv[0])) as new:
+            file = new if "{}" == "replacing" else open(new / "file", "wb")
             file.write(b"whole")
+            file.flush()
             print("here", flush=True)
             sys.stdin.read(1) or os.kill(os.getpid(), signal.SIGKILL)
-    """
-    for word, ends, stays in (("x", 0, b"whole"), ("", -9, None)):
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
-            assert other.stdout.readline() == "here\n"
-            disk.sweep(tmp_path.glob(".tmp-*"))
-            other.communicate(word)
+        return 0
+    cli.run(main)
+"""
+
+
+def writing(how: str, path: Path) -> subprocess.Popen:
+    """A process that stands in the middle of writing `path`."""
+    command = [sys.executable, "-c", WRITES.format(how, how), str(path)]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+@pytest.mark.parametrize("how, inside", [("replacing", ""), ("new_folder", "file")])
+def test_only_what_a_killed_program_left_is_swept(mine, tmp_path, how, inside):
+    """Not what is being written by another process, nor a link."""
+    link = tmp_path / ".tmp-link"
+    link.symlink_to(mine)
+    far = tmp_path / "far"
+    for word, ends in (("x", 0), ("", -9)):
+        shutil.rmtree(far, ignore_errors=True)
+        (tmp_path / ".tmp-left").touch()
+        (tmp_path / ".tmp-folder").mkdir()
+        other = writing(how, far)
+        disk.sweep(tmp_path.glob(".tmp-*"))
+        assert len([*tmp_path.glob(".tmp-*")]) == 2
+        other.communicate(word)
         assert other.returncode == ends
         disk.sweep(tmp_path.glob(".tmp-*"))
-        assert sorted(tmp_path.glob(".tmp-*")) == [folder, link]
-        far = tmp_path / "far"
-        assert stays is None or far.read_bytes() == stays
+        assert [*tmp_path.glob(".tmp-*")] == [link]
+        assert ends or (far / inside).read_bytes() == b"whole"
     assert mine.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("first_ends", [True, False])
+@pytest.mark.parametrize("word, ends", [("x", 2), ("", -9)])
+def test_of_two_that_write_one_folder_the_first_to_end_has_it(tmp_path, first_ends, word, ends):
+    """The other is refused in a sentence, or killed; a third sweeps what it left."""
+    far = tmp_path / "far"
+    pair = [writing("new_folder", far), writing("new_folder", far)]
+    if not first_ends:
+        pair.reverse()
+    assert pair[0].communicate("x")[1] == "" and pair[0].returncode == 0
+    said = pair[1].communicate(word)[1]
+    assert pair[1].returncode == ends and "Traceback" not in said
+    assert (far / "file").read_bytes() == b"whole"
+    with pytest.raises(UsageError), disk.new_folder(far):
+        pass
+    with disk.new_folder(tmp_path / "other"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "other"]
 
 
 def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch, capsys):
