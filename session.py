@@ -105,6 +105,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
         checkpoints = build.open_checkpoints(preset, plan, log, mirror)
         stack.push(checkpoints.leave)  # at the exit: a save in flight ends
         trainer = build.load(checkpoints, model, optimizers, preset, manifest, foreign)
+        folders.describe_run(preset, manifest, world)
         if trainer:
             plan = resume(trainer, preset, plan, log, progress)
             checkpoints.keep_step = plan.keep_step

@@ -32,7 +32,7 @@ from machinery import disk, formats
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError, is_lost_rank
 from machinery.formats import CHECKPOINT_FORMAT, FileList, Trainer
 from machinery.output import json_of, say
-from machinery.ranks import Team
+from machinery.ranks import DAY_S, Team
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
@@ -305,7 +305,8 @@ class Checkpointer:
     def __post_init__(self):
         if self.mirror:
             self.mirror.checkpointer = self
-        self.team = Team()
+        self.team = Team(others_s=DAY_S)  # the first may copy a checkpoint from or to the mirror
+        self.writers = Team()  # in a save, no rank waits long for another
         self.best = ""  # the name of a checkpoint, as the next
         self._resumed_from = ""
         self.kept: set[str] = set()  # names, whether there is such a checkpoint or not
@@ -460,7 +461,7 @@ class Checkpointer:
             done = self._try("name what is kept for good", self._keep_for_good, step)
             self._may_delete = done  # else it is not known what is kept
         try:
-            path = _publish(self.team, self.root, step, state, trainer_json)
+            path = _publish(self.writers, self.root, step, state, trainer_json)
         except NonFiniteError as e:
             self._error = e
             self._failures = MAX_FAILURES  # training must not continue

@@ -169,8 +169,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             say(traceback.format_exc(), end="", file=sys.stderr, flush=True)
         else:
             text = f"error: {error}"
-            if isinstance(error, OSError) and error.errno in REMEDIES:
-                text += f"; {REMEDIES[error.errno]}"
+            if remedy_of(error):
+                text += f"; {remedy_of(error)}"
             elif isinstance(error, OSError) and error.filename:
                 text = f"error: {error.filename} cannot be used: {error.strerror}; name another"
             text = printable(public(text))
@@ -187,6 +187,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     sys.exit(code)
 
 
+def remedy_of(error: BaseException) -> str | None:
+    """What helps if the disk failed; also if another error was raised because of that."""
+    of_system = error if isinstance(error, OSError) else error.__context__
+    return REMEDIES.get(getattr(of_system, "errno", None))
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code of an error: its own (errors.py), a suitable one for OSErrors, 1 for a bug."""
     if isinstance(error, KeyboardInterrupt):
@@ -195,7 +201,7 @@ def exit_code(error: BaseException) -> int:
         poll = select.poll()
         poll.register(1, 0)  # report errors only
         return 141 if poll.poll(0) else 1
-    if isinstance(error, OSError) and error.errno in REMEDIES:
+    if remedy_of(error):
         return StorageError.exit_code
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
         return UsageError.exit_code

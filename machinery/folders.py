@@ -98,22 +98,27 @@ def describe_data(
 
 
 def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> AbstractContextManager:
-    """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json,
-    tokenizer.json and, if its code has edits, code.diff. Returns the lock to close."""
+    """Lock RUN_DIR, refuse a folder that belongs to another run; returns the lock to close."""
     if not world.is_first:
         return nullcontext()
     run_dir = Path(preset.run.run_dir)
     lock = disk.lock(run_dir, "--run_dir")
     disk.sweep(run_dir.glob(disk.TEMPORARY))
-    own = identity(preset, manifest)
-    saved = checkpoint.checkpoints(run_dir / "checkpoints")
-    if saved:
+    for saved in checkpoint.checkpoints(run_dir / "checkpoints"):
         with suppress(CheckpointError):  # if it is damaged, resuming checks the one it loads
-            check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
-    disk.write_json(run_dir / "config.json", own)
-    code.keep_edits(run_dir)
-    disk.write_bytes(run_dir / "tokenizer.json", disk.read_bytes(manifest.tokenizer_file()))
+            check_same_run(identity(preset, manifest), run_dir, checkpoint.read_trainer(saved))
+            break
     return lock
+
+
+def describe_run(preset: cfg.Preset, manifest: Manifest, world: World) -> None:
+    """Write the run's config.json, tokenizer.json and, if its code has edits, code.diff. To be
+    called when nothing can refuse the run any more, so that they stay those of its checkpoints."""
+    if world.is_first:
+        run_dir = Path(preset.run.run_dir)
+        disk.write_json(run_dir / "config.json", identity(preset, manifest))
+        code.keep_edits(run_dir)
+        disk.write_bytes(run_dir / "tokenizer.json", disk.read_bytes(manifest.tokenizer_file()))
 
 
 def identity(preset: cfg.Preset, manifest: Manifest) -> dict:

@@ -27,22 +27,24 @@ from machinery.errors import RankError, StorageError
 # Seconds for all ranks to start and connect: on one node, on several.
 MEET_S = 30.0
 NODES_MEET_S = 300.0
-ANSWER_S = 600.0  # to join a collective; one may be compiling. A save has a group of its own
+ANSWER_S = 600.0  # to join a collective; one may be compiling
+DAY_S = 86_400.0  # to copy data, or a checkpoint, from or to a store
 
 
 class Team:
     """Ranks that act together, in a gloo group of their own: what one thread does with it must not
-    interleave with the collectives of another. alone: this process only. answer_s: how long the
-    others wait for a rank; by default a day, as the first one may upload a checkpoint."""
+    interleave with the collectives of another. alone: this process only. first_s, others_s: how
+    long the first rank waits for the others, and they for it; by default ANSWER_S."""
 
-    def __init__(self, alone: bool = False, answer_s: float = 86_400.0):
+    def __init__(self, alone: bool = False, first_s: float = 0, others_s: float = 0):
         self.rank = 0
         self.size = 1
         self.group = None
         if dist.is_initialized() and not alone:
             self.rank = dist.get_rank()
             self.size = dist.get_world_size()
-            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=answer_s))
+            limit_s = (others_s if self.rank else first_s) or ANSWER_S
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
@@ -147,7 +149,7 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
         meet_and_test(world, MEET_S if world_size == ranks_here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
-        world = replace(world, memory_bytes=int(least), team=Team(answer_s=ANSWER_S))
+        world = replace(world, memory_bytes=int(least), team=Team())
     return world
 
 

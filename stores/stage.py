@@ -22,9 +22,10 @@ THREADS = 8
 def once_per_node(data_dir: str, folder: str, world) -> str:
     """The first rank of each node copies the data into `folder` (empty: CACHE) while the others
     wait; returns the folder of the copy. An error is raised on all ranks. world: ranks.World."""
-    from machinery.ranks import Team  # imports torch, which prepare_data.py must not
+    from machinery.ranks import DAY_S, Team  # imports torch, which prepare_data.py must not
 
-    copies = Team().on_all(lambda: copy(data_dir, folder) if world.local_rank == 0 else None)
+    team = Team(first_s=DAY_S, others_s=DAY_S)
+    copies = team.on_all(lambda: copy(data_dir, folder) if world.local_rank == 0 else None)
     return next(filter(None, copies))
 
 

@@ -367,6 +367,16 @@ def kill_before_validation(step: int) -> None:
         honest(log, line, **more)
 
 
+def stopped_in(function: str, only_rank: int) -> None:
+    """One rank is stopped, as on a suspended node, in its first call of a function of saving."""
+
+    @instead_of("machinery.checkpoint", function)
+    def call(honest, *args):
+        if rank() == only_rank:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return honest(*args)
+
+
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
     """Writing the checkpoints of steps first..last ends in a full disk."""
 

@@ -83,3 +83,12 @@ def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
     run.until_step(3).kill(signal.SIGSTOP, ranks=[1])
     run.until(lambda: run.codes()[0] == 1)
     assert "rank 0 gets no answer" in run.text
+
+
+@pytest.mark.parametrize("function, stopped", [("_hash_own", 1), ("_commit", 0)])
+def test_a_rank_that_stops_in_the_last_save_ends_the_other(function, stopped, small_data, tmp_path):
+    """There is no next step, whose collective would tell."""
+    spoil = [("limits", 30, 10), ("stopped_in", function, stopped)]
+    run = start(small_data, tmp_path / "run", "--steps", 1, world=2, spoil=spoil)
+    run.until(lambda: run.codes()[1 - stopped] in (1, 6), timeout_s=90)
+    assert "Traceback" not in run.text
