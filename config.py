@@ -424,7 +424,10 @@ PRESETS = {
     ),
     **{f"d{depth}": preset_of_depth(depth) for depth in (12, 20, 24)},
     # The two runs that the documents behind the course describe (course/README.md), by tables 8.1,
-    # 9.2 and 9.3 of the thesis, except for _LLAMA, mlp_hidden and what is marked.
+    # 9.2 and 9.3 of the thesis, except for _LLAMA, mlp_hidden and what is marked. Each trains a
+    # tokenizer of its own, on its own text: the thesis took SmolLM2's for the first run, which
+    # --tokenizer hf:HuggingFaceTB/SmolLM2-135M gives, and for the second one that it had trained on
+    # FineWeb-2's Portuguese, without tokens for a pair seen fewer than 5 times (ours: 2).
     "smol-135m": Preset(
         GPTConfig(
             vocab_size=49_152, n_layer=30, n_embd=576, n_head=9, n_kv_head=3, mlp_hidden=1536,

@@ -12,8 +12,9 @@ it gets from the package `kernels`: without that, the table says "torch's attent
 
 speed: steps on random tokens, a process for each side and round, in turn. learn: both recipes on
 the same rows in the same order; bits per byte of the same held-out rows. Compiling is not counted.
---sides ours, or nanochat: that one alone. Each prints a table, and appends it to
-benchmarks/RESULTS.md (--results "" for no file).
+--sides ours, or nanochat: that one alone. nanochat is run without its --fp8, with which no figure
+here was measured (`git show f8a04af` has the lines that it takes). Each prints a table, and appends
+it to benchmarks/RESULTS.md (--results "" for no file).
 """
 
 import argparse

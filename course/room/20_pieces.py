@@ -126,8 +126,7 @@ class Flash(torch.autograd.Function):
             mine = q[..., at, :]
             so_far = piece(mine, k[..., at, :], v[..., at, :], at, at)
             for there in blocks[:i]:  # those after it are in the future
-                new = piece(mine, k[..., there, :], v[..., there, :], at, there)
-                so_far = merge(*so_far, *new)
+                so_far = merge(*so_far, *piece(mine, k[..., there, :], v[..., there, :], at, there))
             done.append(so_far)
         o = torch.cat([o for o, _ in done], -2)
         lse = torch.cat([lse for _, lse in done], -1)

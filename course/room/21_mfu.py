@@ -61,6 +61,11 @@ def flops_by_hand(c: GPTConfig, causal: bool = False) -> dict[str, int]:
     }
 
 
+def in_both(c: GPTConfig) -> list[int]:
+    """FLOPs per token, full and causal."""
+    return [sum(flops_by_hand(c, causal).values()) for causal in (False, True)]
+
+
 tiny = GPTConfig(128, 256, 2, 4, 2, 16, 64, mlp_hidden=192)
 models = {name: PRESETS[name].model for name in ("d12", "d20", "d24", "smol-135m", "biatron-345m")}
 models["nanochat d20"] = replace(models["d20"], vocab_size=65_536)
@@ -71,7 +76,7 @@ for name, config in models.items():
     config = replace(config, extras=())
     with torch.device("meta"):  # no weight takes memory
         model = GPT(config)
-    cost[name] = [sum(flops_by_hand(config, causal).values()) for causal in (False, True)]
+    cost[name] = in_both(config)
     if cost[name] != [model.flops_per_token(), model.flops_per_token(causal=True)]:
         differ.append(name)
     share = 100 * flops_by_hand(config)["scores"] / cost[name][0]
@@ -97,12 +102,10 @@ lesson.holds(exact, "torch's own counter finds the FLOPs of `full`, to the last 
 # the speed was that of one: 65,536 tokens / 3.73735 s.
 
 # %%
-shape = dict(seq_len=4096, vocab_size=256_000, n_layer=96, n_embd=18_432, mlp_hidden=73_728)
-shape |= dict(n_head=96, n_kv_head=8, head_dim=192, mlp="relu2")
-nemotron = GPTConfig(**shape)
-cost["nemotron"] = [sum(flops_by_hand(nemotron, causal).values()) for causal in (False, True)]
+shape = dict(n_layer=96, n_embd=18_432, mlp_hidden=73_728, n_head=96, n_kv_head=8, head_dim=192)
+cost["nemotron"] = in_both(GPTConfig(4096, 256_000, mlp="relu2", **shape))
 one = 65_536 / 3.73735
-eight = 8 * 65_536 / 3.73735
+eight = 8 * one
 lesson.arithmetic((round(one), round(eight)) == (17_535, 140_283), "17,535 tok/s were 140,283")
 runs = [  # run, model, tokens/s, GPUs, MFU % as published
     ("biatron-345m, Megatron", "biatron-345m", 2_097_152 / 18.703, 1, 32.0),
@@ -110,9 +113,9 @@ runs = [  # run, model, tokens/s, GPUs, MFU % as published
     ("nanochat d20, one GPU", "nanochat d20", eight, 1, 49.5),
     ("SmolLM2-135M, Megatron", "smol-135m", 50.3e9 / (2.73 * 86_400), 1, 21.7),
 ]
-for gpus, seconds, rows_a_step, said in ((1536, 10.3, 768, 42.4), (3072, 10.3, 1536, 42.3)):
+steps = (1536, 10.3, 768, 42.4), (3072, 10.3, 1536, 42.3), (6144, 8.0, 2304, 41.0)
+for gpus, seconds, rows_a_step, said in steps:
     runs.append((f"Nemotron-4 340B, {gpus}", "nemotron", rows_a_step * 4096 / seconds, gpus, said))
-runs.append(("Nemotron-4 340B, 6144", "nemotron", 2304 * 4096 / 8.0, 6144, 41.0))
 rows = [
     (run, speed, gpus, *(100 * mfu(speed, flops, H100, gpus) for flops in cost[model]), said)
     for run, model, speed, gpus, said in runs
@@ -128,12 +131,11 @@ others = [near(full[i], said[i]) and not near(causal[i], said[i]) for i in (1, 2
 lesson.holds(all(megatron), "what Megatron published for two models is causal, not full")
 lesson.holds(all(others), "two runs of nanochat, three of Nemotron-4: full, not causal")
 budget = 21_400 * 524_288
-of_nanochat = models["nanochat d20"]
 lesson.arithmetic(budget == 11_219_763_200, "nanochat: 21,400 steps of 524,288 are 11.2B tokens,")
 lesson.arithmetic(round(budget / weights, 2) == 20, "20 for each of its 560,988,160 weights,")
 flops_in_all = f"{budget * cost['nanochat d20'][0]:.4g}"
 lesson.arithmetic(flops_in_all == "3.918e+19", "3.918e19 FLOPs, as its log says;")
-first = round(math.log(of_nanochat.vocab_size), 4)
+first = round(math.log(65_536), 4)
 lesson.arithmetic(first == 11.0904, "and its first loss, 11.0904, is ln 65,536: it knows nothing")
 
 # %%
@@ -185,8 +187,7 @@ audit = []
 for _, params, gpu, gpus, tflops, info, speed, said in TABLE_7_1:
     peak = B200 if gpu == "B200" else FP8 if "FP8" in info else DATASHEET
     run = f"{params} {gpus} x {gpu} {info[:4]}"
-    per_token = tflops * 1e6 * gpus / speed
-    audit.append((run, said, 100 * tflops * 1e12 / peak, per_token))
+    audit.append((run, said, 100 * tflops * 1e12 / peak, tflops * 1e6 * gpus / speed))
 lesson.table(["run", "published %", "MFU %", "MFLOPs/token"], audit, "table 7.1")
 computed = [round(row[2], 2) for row in audit]
 right = [21.78, 21.52, 11.25, 18.52, 43.61, 44.9, 3.62, 12.57]

@@ -195,11 +195,11 @@ class Ledger:
         self.lines.append((moment, *kinds, sum(kinds)))
 
 
-def new_model() -> GPT:
+def begin() -> tuple[GPT, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = GPT(CONFIG)
     model.init_weights()
-    return model
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 text = torch.from_numpy(lesson.bytes_of_stdlib(4 * 257)).view(4, 257)
@@ -207,8 +207,7 @@ x, y = text[:, :-1], text[:, 1:]
 
 
 def two_steps(set_to_none: bool = True) -> list[tuple]:
-    model = new_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer = begin()
     ledger = Ledger(model, optimizer)
     for _ in range(2):
         ledger.note("begin")
@@ -247,12 +246,12 @@ lesson.holds(max(total[6:]) == 3 * W + A, "step 2 holds W + 2 W moments + A, mor
 # %%
 def one_step(recompute: bool) -> tuple:
     """-> bytes kept, FLOPs, gradients."""
-    model = new_model()
+    model, optimizer = begin()
     if recompute:
         for block in model.blocks:
             inner = block.forward
             block.forward = lambda *a, f=inner: checkpoint(f, *a, use_reentrant=False)
-    ledger = Ledger(model, torch.optim.AdamW(model.parameters()))
+    ledger = Ledger(model, optimizer)
     with FlopCounterMode(display=False) as flops:
         with ledger.watch():
             loss = model(x, y)
@@ -282,8 +281,7 @@ lesson.holds(all(map(torch.equal, grads, same)), "recomputed or kept, the gradie
 # on, so weights and moments, which were there before, are not in its sum.
 
 # %%
-model = new_model()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model, optimizer = begin()
 
 
 def step() -> None:

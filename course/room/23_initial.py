@@ -144,9 +144,10 @@ with torch.device("meta"):
 tied = pair[1].weight is pair[0].weight
 model.to_empty(device="cpu"), pair.to_empty(device="cpu")
 torch.use_deterministic_algorithms(False)
-lost = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.isnan().all()]
+tensors = lambda: [*model.named_parameters(), *model.named_buffers()]
+lost = [n for n, t in tensors() if t.isnan().all()]
 model.init_weights()
-left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.isnan().any()]
+left = [n for n, t in tensors() if t.isnan().any()]
 lesson.holds("cos" in lost and "sin" in lost and not left, "init_weights fills the buffers as well")
 lesson.holds(tied and pair[1].weight is not pair[0].weight, "to_empty unties a shared table")
 

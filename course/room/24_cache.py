@@ -109,13 +109,14 @@ lesson.holds(same[:150].all() and not same[150:].any(), "another token changes n
 # mistake stays as large as it is. Three mistakes are planted here.
 
 # %%
+ONE_BY_ONE = [100] + [1] * 100
 WAYS = {
-    "a prompt of 100, then one by one": ([100] + [1] * 100, ""),
+    "a prompt of 100, then one by one": (ONE_BY_ONE, ""),
     "one by one from the start": ([1] * 200, ""),
     "pieces of 64": ([64, 64, 64, 8], ""),
-    "positions start at 0 again": ([100] + [1] * 100, "positions start at 0 again"),
-    "mask aligned at the first key": ([100] + [1] * 100, "mask aligned at the first key"),
-    "keeps the last token alone": ([100] + [1] * 100, "keeps the last token alone"),
+    "positions start at 0 again": (ONE_BY_ONE, "positions start at 0 again"),
+    "mask aligned at the first key": (ONE_BY_ONE, "mask aligned at the first key"),
+    "keeps the last token alone": (ONE_BY_ONE, "keeps the last token alone"),
 }
 rows = []
 exact = forward(text, dtype=torch.float64)

@@ -57,11 +57,14 @@ def summed(parts):
     return torch.stack(parts).sum(0)
 
 
+x_A = [c @ a for c, a in zip(x.chunk(N, 1), A.chunk(N))]  # by rank, of a cut by rows: a sum
+
+
 def first(cut):
     """-> x A, by rank: some of its channels, or (after the exchange) all of them."""
     if cut == "columns":
         return [x @ a for a in A.chunk(N, 1)]
-    return [summed([c @ a for c, a in zip(x.chunk(N, 1), A.chunk(N))])] * N
+    return [summed(x_A)] * N
 
 
 def second(hidden, cut):
@@ -88,7 +91,7 @@ lesson.holds(max(row[4] for row in rows) < 1e-5, "all four cuts compute the same
 lesson.holds(rows[0][2] == 1, "columns, then rows: one exchange, an all-reduce as large as x")
 less = min(row[3] for row in rows[1:]) > 2 * rows[0][3]
 lesson.holds(less, "the other three send over twice as much")
-early = summed([f(c @ a) for c, a in zip(x.chunk(N, 1), A.chunk(N))]) @ B
+early = summed([f(part) for part in x_A]) @ B
 lesson.holds(off(early, want) > 0.1, "f of the parts of a sum, summed, is not f of the sum")
 
 # %% [markdown]
