@@ -88,7 +88,8 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     tuned = loaded.provenance.tuned
     check_supported(model, tokenizer, form)
     c = replace(model.config, doc_mask=False)  # a text is one document
-    name = re.sub(r"[^\w.-]", "_", loaded.run_dir.name[:100], flags=re.ASCII)  # as Ollama wants
+    # As Ollama wants it; with a dash in front, it would be an option.
+    name = re.sub(r"[^\w.-]|^\W", "_", loaded.run_dir.name[:100], flags=re.ASCII)
     file = folder / f"{name}.gguf"
     rounded = write(file, loaded, form)
     kind, _ = mapping.choose_class(c)

@@ -27,6 +27,7 @@ from machinery.errors import DataError, StorageError
 from machinery.output import json_of, say
 
 LARGEST_SMALL = 64 << 20  # bytes: the size limit of a file that is read whole
+DEEPEST = 64  # levels of a JSON object, so that all of our recursions end
 FLAGS = {
     "rb": os.O_RDONLY,
     "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
@@ -98,6 +99,16 @@ def parse_json(content: bytes, where: str | Path) -> dict:
         tree = None
     if not isinstance(tree, dict):
         raise DataError(f"{where} is damaged: it holds no JSON object")
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [
+            value
+            for part in level
+            if isinstance(part, dict | list)
+            for value in (part.values() if isinstance(part, dict) else part)
+        ]
+    if level:
+        raise DataError(f"{where} is damaged: it is nested more than {DEEPEST} deep")
     return tree
 
 

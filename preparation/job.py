@@ -291,7 +291,7 @@ def reuse(job: Job) -> shards.Manifest | None:
         reason = "its text has changed since" if same_options else "made with other options"
         raise UsageError(
             f"{job.folder} holds other data ({reason}); choose another --data_dir, or remove it "
-            f"first: rm -r {shlex.quote(str(job.folder))}"
+            f"first: rm -r -- {shlex.quote(str(job.folder))}"
         )
     try:
         manifest.check()
