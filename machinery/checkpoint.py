@@ -3,9 +3,8 @@
 Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/*.safetensors}, tensors by DCP
 (torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
 number of ranks. A checkpoint is valid only if its files are those in its MANIFEST, with their
-sha256. ROOT/best names the best one, ROOT/kept those that are kept for good; `.tmp-*` and
-`.trash-*` never count, and the next start removes them. RNG states are not saved: each step sets
-the seed. Start at `_publish`. Next: disk.py.
+sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next start
+removes them. RNG states are not saved: each step sets the seed. Start at `_publish`. Next: disk.py.
 """
 
 import itertools
@@ -17,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,11 +232,11 @@ def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> No
 
 
 def _publish(
-    team: Team, root: Path, step: int, state: dict[str, Tensor], trainer_json: str
+    team: Team, root: Path, step: int, state: dict[str, Tensor], trainer_json: str, kept: bool
 ) -> Path:
     """Write the checkpoint of `step`, which exists if and only if the rename (5) has happened.
-    state: this rank's part (see _own); trainer_json: its text. All ranks raise the same
-    StorageError or NonFiniteError."""
+    state: this rank's part (see _own); trainer_json: its text; kept: for good. All ranks raise the
+    same StorageError or NonFiniteError."""
     path = root / f"step_{step:08d}"
     parts = team.on_all(lambda: {name: local(t).nbytes for name, t in state.items()})
     nbytes = sum(sum(part.values()) for part in parts)
@@ -254,7 +253,9 @@ def _publish(
         writer.per_thread_copy_ahead = 0
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
         hashes = team.on_all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads its files
-        team.on_first(lambda: _commit(tmp, path, trainer_json, hashes))  # (4) MANIFEST (5) rename
+        team.on_first(
+            lambda: _commit(tmp, path, trainer_json, hashes, kept)
+        )  # (4) MANIFEST (5) rename
     except Exception:
         if team.rank == 0:
             shutil.rmtree(tmp, ignore_errors=True)
@@ -276,13 +277,13 @@ def _hash_own(team: Team, tmp: Path) -> dict[str, str]:
     return {str(file.relative_to(tmp)): disk.sha256_of(file) for file in own}
 
 
-def _commit(tmp: Path, path: Path, trainer_json: str, hashes: list[dict[str, str]]) -> None:
+def _commit(tmp: Path, path: Path, trainer_json: str, hashes: list[dict], kept: bool) -> None:
     disk.fsync(tmp / "dcp")
     disk.write_text(tmp / "trainer.json", trainer_json)
     files = {"trainer.json": disk.sha256_of(tmp / "trainer.json")}
     for own in hashes:
         files |= own
-    listed = FileList(format=CHECKPOINT_FORMAT, files=files)
+    listed = FileList(format=CHECKPOINT_FORMAT, files=files, kept=kept or None)
     disk.write_json(tmp / MANIFEST, formats.tree_of(listed))  # (4)
     disk.put_in_place(tmp, path)  # (5) its rename makes the checkpoint exist
 
@@ -309,8 +310,6 @@ class Checkpointer:
         self.writers = Team()  # in a save, no rank waits long for another
         self.best = ""  # the name of a checkpoint, as the next
         self._resumed_from = ""
-        self.kept: set[str] = set()  # names, whether there is such a checkpoint or not
-        self._may_delete = False
         self._valid: set[str] = set()  # names of those that this process has written or verified
         self._memory: dict[str, Tensor] = {}  # what _copy writes to
         self._thread: threading.Thread | None = None
@@ -325,24 +324,6 @@ class Checkpointer:
         disk.inside(self.root.parent, self.root.name)  # a link would lead the sweep elsewhere
         self._sweep(".tmp-*")
         self._sweep(".trash-*")
-        if self.mirror:
-            self.kept.update(self.mirror.kept())
-
-    def _keep_for_good(self, step: int) -> None:
-        """Add to ROOT/kept what the options of today keep for good: `step`, and what is there. A
-        run that is resumed with other options deletes none of them."""
-        file = self.root / "kept"
-        before = disk.read_text(file) if os.path.lexists(file) else ""
-        names = newest_first(before.split())
-        if len(names) < len(before.split()):
-            raise DataError(f"{file} holds something else than names of checkpoints")
-        self.kept.update(names)
-        for n in (step, *(int(path.name[5:]) for path in checkpoints(self.root))):
-            if n == self.keep_step or self.keep_every and n % self.keep_every == 0:
-                self.kept.add(f"step_{n:08d}")
-        text = "\n".join(newest_first(self.kept))
-        if text != before:
-            disk.write_text(file, text)
 
     def _sweep(self, pattern: str) -> None:
         for junk in self.root.glob(pattern):
@@ -457,11 +438,9 @@ class Checkpointer:
 
     def _run(self, step, state, trainer_json, start, stall_s=None) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
-        if self.team.rank == 0:  # before it exists: a kill in between must not lose its name
-            done = self._try("name what is kept for good", self._keep_for_good, step)
-            self._may_delete = done  # else it is not known what is kept
         try:
-            path = _publish(self.writers, self.root, step, state, trainer_json)
+            kept = self._for_good(step)
+            path = _publish(self.writers, self.root, step, state, trainer_json, kept)
         except NonFiniteError as e:
             self._error = e
             self._failures = MAX_FAILURES  # training must not continue
@@ -489,37 +468,51 @@ class Checkpointer:
             self._try(f"upload {path.name}", self.mirror.upload, path)
         self._try("delete old checkpoints", self._retain)
 
-    def _try(self, what: str, work: Callable, *args) -> bool:
-        """Run work(*args); its failure is a warning, said once: the checkpoint itself is safe.
-        Returns whether it succeeded."""
+    def _try(self, what: str, work: Callable, *args) -> None:
+        """Run work(*args); its failure is a warning, said once: the checkpoint itself is safe."""
         try:
             work(*args)
-            return True
         except Exception as e:
             if what not in self._warned:
                 self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
             self._warned.add(what)
-            return False
 
     def _retain(self) -> None:
-        """Delete what is spare; of the newest, those count that this process has written or
-        verified."""
+        """Delete all but the newest `keep` that this process has written or verified, the best,
+        and those that stay."""
         found = checkpoints(self.root)
-        newest = [path.name for path in found if path.name in self._valid][: self.keep]
-        if len(newest) < self.keep:
+        kept = [path.name for path in found if path.name in self._valid][: self.keep]
+        if len(kept) < self.keep:
             return  # nothing to spare
         file = self.root / "best"
-        best = disk.read_text(file).strip() if file.exists() else found[0].name
-        if self.root / best not in found:
-            return self.log(
-                f"warning: {file} names {best[:80]!r}, which is no checkpoint; nothing is "
-                "deleted until there is a better one"
-            )
+        if file.exists():
+            best = disk.read_text(file).strip()
+            if self.root / best not in found:
+                return self.log(
+                    f"warning: {file} names {best[:80]!r}, which is no checkpoint; nothing is "
+                    "deleted until there is a better one"
+                )
+            kept.append(best)
         for path in found:
-            if self.is_spare(path.name, newest, best):
-                self._try(f"delete {path.name}", disk.set_aside, path)
+            if path.name not in kept:
+                self._try(f"delete {path.name}", self._delete_old, path)
         self._sweep(".trash-*")
 
-    def is_spare(self, name: str, newest: list[str], best: str) -> bool:
-        """Whether this checkpoint need not be kept, here or in the mirror."""
-        return self._may_delete and name not in {*newest, best, self._resumed_from, *self.kept}
+    def _delete_old(self, path: Path) -> None:
+        """Delete a checkpoint, unless it stays, or cannot say so."""
+        file = path / MANIFEST
+        listed = formats.read(file, FileList)
+        if not self.stays(path.name, listed, lambda text: disk.write_text(file, text)):
+            disk.set_aside(path)
+
+    def stays(self, name: str, listed: FileList, write: Callable) -> bool:
+        """Whether this checkpoint is kept however old it is, here or in the mirror. If the options
+        of today say so, `write` its MANIFEST anew, which says so to later starts with others."""
+        if self._for_good(int(name[5:])) and not listed.kept:
+            listed = replace(listed, kept=True)
+            write(json_of(formats.tree_of(listed)))
+        return bool(listed.kept) or name == self._resumed_from
+
+    def _for_good(self, step: int) -> bool:
+        """Whether the options keep the checkpoint of this step for good."""
+        return step == self.keep_step or bool(self.keep_every) and step % self.keep_every == 0

@@ -350,6 +350,8 @@ class FileList:
     format: Literal[CHECKPOINT_FORMAT]
     files: dict[Line, Sha256]
     """The sha256 of each."""
+    kept: bool | None = None
+    """True: for good, whatever the options of a later start."""
     copy: str | None = None
     """In a mirror: the folder of these files."""
     run: str | None = None

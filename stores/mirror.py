@@ -6,7 +6,6 @@ Writes MIRROR/NAME, a folder or a URL (store.py), in which
     step_00001000/MANIFEST.json  its manifest, with the IDs of both: it comes last, and without it
                                  there is no checkpoint
     best                         names the best checkpoint
-    kept                         names those that are kept for good
     lease                        says which process writes here
 A store that is slow, full or gone does not stop a run that has begun, and no run resumes from an
 incomplete copy; two machines never write the same file of a checkpoint. Next: checkpoint.py.
@@ -147,23 +146,24 @@ class Mirror(contextlib.AbstractContextManager):
         self.store.write(f"{name}/{MANIFEST}", content.encode())
         self._tidy()
 
-    def kept(self) -> list[str]:
-        """The names of the checkpoints that are kept for good here."""
-        return newest_first((self.store.read("kept") or b"").decode(errors="replace").split())
-
     def _tidy(self) -> None:
-        """Name the best one and those kept for good; delete what is spare, complete or not."""
+        """Name the best one, and delete the older ones that need not be kept, complete or not."""
         whole = self.checkpoints()
         if self.checkpointer.best in whole:
             self.store.write("best", self.checkpointer.best.encode())
-        best = (self.store.read("best") or b"").decode(errors="replace")
-        if self.checkpointer.kept - {*self.kept()}:
-            self.store.write("kept", "\n".join(newest_first(self.checkpointer.kept)).encode())
+        best = self.store.read("best")
         newest = whole[: self.checkpointer.keep]
         names = newest_first(self.store.names())
         for name in names[names.index(whole[0]) :]:  # a newer one may be half uploaded
-            if self.checkpointer.is_spare(name, newest, best) and self.lease.is_ours():
-                self.store.remove(f"{name}/{MANIFEST}")  # first: half deleted, it does not count
+            is_kept = name in newest or name.encode() == best
+            file = f"{name}/{MANIFEST}"
+            content = self.store.read(file)
+            if content and not is_kept:
+                listed = formats.parse(content, FileList, file)
+                write = lambda text, file=file: self.store.write(file, text.encode())
+                is_kept = self.checkpointer.stays(name, listed, write)
+            if not is_kept and self.lease.is_ours():
+                self.store.remove(file)  # first: half deleted, it does not count
                 self.store.remove(name)
 
     def restore(self, path: Path, check: Callable | None) -> None:
