@@ -28,11 +28,11 @@ def rms_norm(x: Tensor) -> Tensor:
 def rope_tables(seq_len: int, head_dim: int, theta: float, device=None) -> tuple[Tensor, Tensor]:
     """Rotary position embeddings (Su et al. 2021), which take the place of learned ones: cos and
     sin of position * frequency, (seq_len, head_dim / 2) each, fp32."""
-    exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    exponent = torch.arange(0, head_dim, 2, device=device) / head_dim
     # From 1 down to almost 1 / theta. The library transformers computes it in the same way: another
     # order of operations would change the last bits.
     frequency = 1.0 / theta**exponent
-    angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency)
+    angle = torch.outer(torch.arange(seq_len, device=device), frequency)
     return angle.cos(), angle.sin()
 
 
@@ -53,19 +53,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D). With G < H, each key/value head serves
     H / G query heads. PyTorch's kernel never stores the T x T scores.
     """
-    k, v = share_heads(q, k, v)
     causal = mask is None and q.size(2) > 1  # a single query is the last position: it sees all keys
-    gqa = k.size(1) != q.size(1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
-
-
-def share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v as they are, or repeated for each query head that they serve: on a GPU without bf16,
-    or in fp32, PyTorch has no fast kernel for fewer key/value heads than query heads."""
     times = q.size(1) // k.size(1)
-    if times > 1 and q.is_cuda and q.dtype != torch.bfloat16:
+    if times > 1 and q.is_cuda and (q.dtype != torch.bfloat16 or mask is not None):
+        # In fp32, with a mask, or on a GPU without bf16, the one kernel that takes fewer key/value
+        # heads than query heads stores the scores.
         k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
-    return k, v
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.size(1) < q.size(1)
+    )
 
 
 def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
@@ -104,9 +100,8 @@ class KVCache:
     """Keys and values of the `length` positions seen so far, for generation."""
 
     def __init__(self, config: GPTConfig, batch: int, max_len: int, dtype, device):
-        shape = (config.n_layer, batch, config.n_kv_head, max_len, config.head_dim)
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (2, config.n_layer, batch, config.n_kv_head, max_len, config.head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
         self.last: dict[int, Tensor] = {}  # layer -> what `previous`, below, needs next time
 
@@ -114,9 +109,8 @@ class KVCache:
         """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D). `length`
         grows after the last layer, in GPT.forward."""
         end = self.length + k.size(2)
-        self.k[layer, :, :, self.length : end] = k
-        self.v[layer, :, :, self.length : end] = v
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+        self.kv[:, layer, :, :, self.length : end] = torch.stack([k, v])
+        return self.kv[:, layer, :, :, :end].unbind()
 
 
 def previous(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
@@ -156,15 +150,16 @@ class Attention(nn.Module):
         """x (B, T, C), value_embed (B, T, G * D) -> (B, T, C)."""
         config = self.config
         B, T, _ = x.shape
-        H, G, D = config.n_head, config.n_kv_head, config.head_dim
-        q = self.q(x).view(B, T, H, D)
-        k = self.k(x).view(B, T, G, D)
-        v = self.v(x).view(B, T, G, D)
+        D = config.head_dim
+        heads = (B, T, -1, D)
+        q = self.q(x).view(heads)  # (B, T, H, D)
+        k = self.k(x).view(heads)  # (B, T, G, D)
+        v = self.v(x).view(heads)
         if value_embed is not None:
             # A second embedding of the token itself, added to this layer's values (modded-nanogpt).
             # nanochat's gate, from a few channels to save time, begins at 3 * sigmoid(0) = 1.5.
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
-            v = v + gate[..., None] * value_embed.view(B, T, G, D)
+            v = v + gate[..., None] * value_embed.view(heads)
         if "key_offset" in config.extras:
             # Half of each key comes from the token before, so that one layer can find what followed
             # an earlier copy of a token; otherwise it takes two. It is the half that RoPE rotates
@@ -182,26 +177,15 @@ class Attention(nn.Module):
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
         y = attend(q, k, v, ctx.mask)  # (B, H, T, D)
-        return self.out(y.transpose(1, 2).reshape(B, T, H * D))
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
-class ReluSquared(torch.autograd.Function):
-    """relu(x)^2. Its slope, 2 relu(x), is 2 sqrt(result): backward needs only the result, which the
-    next matmul keeps anyway. F.relu(x).square() would keep its input too: a fifth more memory for
-    the activations of `tiny` (benchmarks/RESULTS.md). This ctx is autograd's, not a Context."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        h = F.relu(x).square()
-        if h.dtype == torch.float16:  # whose maximum is 65,504: from x = 256 on, h would be inf
-            h = h.clamp(max=torch.finfo(h.dtype).max)
-        ctx.save_for_backward(h)
-        return h
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        (h,) = ctx.saved_tensors
-        return grad * (2 * h.sqrt())
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021). Write another activation here: autograd derives its gradient."""
+    x = F.relu(x)
+    if x.dtype == torch.float16:  # whose maximum is 65,504: the square of 256 would be inf
+        x = x.clamp(max=255)
+    return x.square()
 
 
 class MLP(nn.Module):
@@ -217,7 +201,7 @@ class MLP(nn.Module):
         if self.swiglu:  # Shazeer 2020
             h = F.silu(self.gate(x)) * self.up(x)  # (B, T, mlp_hidden)
         else:
-            h = ReluSquared.apply(self.up(x))  # (B, T, mlp_hidden)
+            h = relu_squared(self.up(x))  # (B, T, mlp_hidden)
         return self.down(h)  # (B, T, C)
 
 
@@ -286,10 +270,10 @@ class GPT(nn.Module):
         if not config.tie_embeddings:
             self.head = Linear(config.n_embd, config.padded_vocab)
         kv_width = config.n_kv_head * config.head_dim
-        self.value_embeds = nn.ModuleDict()
-        for layer in range(config.n_layer):
-            if config.has_value_embed(layer):
-                self.value_embeds[str(layer)] = nn.Embedding(config.padded_vocab, kv_width)
+        layers = filter(config.has_value_embed, range(config.n_layer))
+        self.value_embeds = nn.ModuleDict(
+            {str(layer): nn.Embedding(config.padded_vocab, kv_width) for layer in layers}
+        )
         self.init_tables()
 
     # ---------------------------------------------------------------- initial values
@@ -320,12 +304,11 @@ class GPT(nn.Module):
             weight.fill_(size)
         elif kind == "value_gate":
             weight.uniform_(0, size)
-        elif config.tie_embeddings:
-            # What `out` and `down` compute is added to the residual stream, 2 L times in all. The
-            # variance of the sum is that of one matrix of this size (Megatron-LM).
-            adds = kind in ("out", "down")
-            weight.normal_(0, size / (2 * config.n_layer) ** 0.5 if adds else size)
-        elif kind in ("embed", "head"):
+        elif config.tie_embeddings or kind in ("embed", "head"):
+            if kind in ("out", "down"):
+                # What these compute is added to the residual stream, 2 L times in all. The variance
+                # of the sum is that of one matrix of this size (Megatron-LM).
+                size /= (2 * config.n_layer) ** 0.5
             weight.normal_(0, size)
         elif size == 0:  # `out` and `down` add nothing at first
             weight.zero_()
@@ -357,8 +340,9 @@ class GPT(nn.Module):
         T = idx.size(1)
         if start + T > config.seq_len:
             raise ValueError(f"{start + T} positions do not fit in seq_len {config.seq_len}")
-        cos, sin = self.cos[start : start + T], self.sin[start : start + T]  # (T, D/2)
-        ctx = Context(idx, cos, sin, self._mask(idx, start, cache), cache)
+        here = slice(start, start + T)
+        mask = self._mask(idx, start, cache)
+        ctx = Context(idx, self.cos[here], self.sin[here], mask, cache)
 
         x = self.embed(idx).to(self.compute_dtype)  # (B, T, C)
         if config.embed_norm:
@@ -407,8 +391,9 @@ class GPT(nn.Module):
         query meets all T keys (PaLM, appendix B: the usual "MFU"), half of that if `causal`
         (Megatron-LM)."""
         c = self.config
-        lookups = sum(p.numel() for p in self.param_groups()["embedding"])
-        matmul = sum(p.numel() for p in self.parameters() if p.ndim == 2) - lookups
+        groups = self.param_groups()
+        del groups["embedding"]  # looked up, not multiplied
+        matmul = sum(p.numel() for ps in groups.values() for p in ps if p.ndim == 2)
         attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
         return 6 * matmul + (attention // 2 if causal else attention)
 
@@ -434,10 +419,11 @@ class GPT(nn.Module):
                 ">= 0, and above 0 but at most 1"
             )
         B, T = idx.shape
-        most = self.config.seq_len
-        n = min(max_new_tokens, most - T)
+        n = min(max_new_tokens, self.config.seq_len - T)
         if n <= 0:
-            raise UsageError(f"the prompt has {T} tokens; fewer than {most} fit: give fewer words")
+            raise UsageError(
+                f"the prompt has {T} tokens; fewer than {self.config.seq_len} fit: give fewer words"
+            )
         cache = KVCache(self.config, B, T + n, self.compute_dtype, idx.device)
         new = idx  # at first the whole prompts; then only the newest ids: the cache has the rest
         stopped = False
@@ -447,14 +433,14 @@ class GPT(nn.Module):
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:
                 V = logits.size(-1)
-                top, ids = logits.topk(min(top_k, V) if top_k else V)  # (B, k)
+                top, ids = logits.topk(min(top_k or V, V))  # (B, k)
                 probs = F.softmax(top / temperature, dim=-1)  # the likeliest first
                 if top_p < 1:  # keep a token if those before it hold less than top_p: at least one
                     probs = probs * (probs.cumsum(-1) - probs < top_p)
                 drawn = torch.multinomial(probs, 1, generator=generator)  # it divides by their sum
                 new = ids.gather(-1, drawn)  # (B, 1)
             yield new
-            stopped = stopped | (new == stop_id)
+            stopped |= new == stop_id
             if stopped.all():
                 return
 

@@ -32,7 +32,7 @@ from torch.profiler import record_function
 import data
 import optim
 import session
-from bits_per_byte import loss_and_bpb, score_text, sums_of
+from bits_per_byte import loss_and_bpb, reads_future, score_text, sums_of
 from machinery import cli, errors, folders, formats, screen
 from machinery.formats import Step, StepLine, Trainer, counters_of
 from machinery.log import start_of, write_report
@@ -306,12 +306,22 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
     facts = dict(step=step, tokens=step * plan.tokens_per_step, val_rows=rows)
-    figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
     if whole:
-        figures = {f"full_{name}": figure for name, figure in figures.items()}
-        run.log.write(formats.FullValidationLine(**facts, **figures))
+        with torch.compiler.set_stance("force_eager"):  # compiled blocks know another shape
+            moved = reads_future(run.model.eval(), run.log.print)
+        run.model.train()
+        line = formats.FullValidationLine(
+            **facts,
+            full_val_loss=loss,
+            full_val_bpb=bpb,
+            full_val_bpb_by_source=by_source,
+            reads_future=moved,
+        )
     else:
-        run.log.write(formats.ValidationLine(**facts, **figures))
+        line = formats.ValidationLine(
+            **facts, val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source
+        )
+    run.log.write(line)
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{screen.sources_line(by_source)}"

@@ -548,6 +548,9 @@ class Scored:
     tokens: Whole
     val_rows: Whole = 0
     """On which; 0: not known, in older folders."""
+    reads_future: Number | None = None
+    """By what share the logits of a text moved when later tokens were changed; 0: honest; None: not
+    tried, or in older folders."""
 
 
 @on_disk

@@ -132,14 +132,14 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     q = config.n_head * config.head_dim
     kv = config.n_kv_head * config.head_dim
     layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
-    layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
-    layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
+    # queries, keys, values, and what attention returns; queries and keys before their norm
+    layer += (2 + config.qk_norm) * (q + kv)
     values = kv // 2 if "value_embeds" in config.extras else 0  # one in every other layer
     layer += 2 * values  # as looked up, and times their gate
-    # ReLU squared keeps only its result; SwiGLU keeps gate and up as well
-    layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
-    once = 4 * config.n_embd  # around the embedding and the last norm
-    once += config.padded_vocab  # the logits, whose gradient takes their place
+    # ReLU squared keeps the ReLU and the square; SwiGLU keeps gate, up and their product
+    layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 2)
+    # around the embedding and the last norm; the logits, whose gradient takes their place
+    once = 4 * config.n_embd + config.padded_vocab
     kept = config.n_embd + values if recompute else layer
     return itemsize * (config.n_layer * kept + recompute * layer + once)
 

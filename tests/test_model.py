@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import model as model_file
 from config import EXTRAS, PRESETS, GPTConfig, UsageError
-from model import GPT, ReluSquared
+from model import GPT
 
 SIZES = dict(seq_len=32, vocab_size=100, n_layer=3, n_embd=32, mlp_hidden=64)
 SMALL = GPTConfig(**SIZES, n_head=4, n_kv_head=2, head_dim=8)
@@ -149,14 +149,29 @@ def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
     assert_close(model(idx, targets), each.mean())
 
 
-def test_relu_squared_keeps_its_result_alone_and_is_exact_at_zero():
-    kept = []
-    x = torch.tensor([-2.0, 0.0, 0.5, 3.0], requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        h = ReluSquared.apply(x)
-    h.sum().backward()
-    assert (h.tolist(), x.grad.tolist()) == ([0.0, 0.0, 0.25, 9.0], [0.0, 0.0, 1.0, 6.0])
-    assert [t.data_ptr() for t in kept] == [h.data_ptr()]
+ACTIVATIONS = {
+    "as it is": "x = F.relu(x)",
+    "GELU": "return F.gelu(x)",
+    "SiLU": "return F.silu(x)",
+    "ReLU": "return F.relu(x)",
+    "leaky ReLU squared": "x = F.leaky_relu(x, 0.3)",
+    "tanh": "return x.tanh()",
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_edited_activation_learns_by_its_own_gradient(name):
+    """Edited in the text, as a learner would."""
+    text = Path(model_file.__file__).read_text()
+    here = ACTIVATIONS["as it is"]
+    assert text.count(here) == 1
+    edited = {"__name__": "edited"}
+    exec(text.replace(here, ACTIVATIONS[name]), edited)
+    torch.manual_seed(0)
+    mlp = edited["MLP"](SMALL).double()
+    x = torch.randn(3, SMALL.n_embd, dtype=torch.double, requires_grad=True)
+    assert torch.equal(mlp(x), model_file.MLP.forward(mlp, x)) == (name == "as it is")
+    assert torch.autograd.gradcheck(mlp, (x,))
 
 
 def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):

@@ -12,7 +12,7 @@
 # memory, and an odd first step), "Teste de Memory profile", "Nemotron-4 340B Technical Report (Aug,
 # 2024)" (no recomputation, says its file of settings; Megatron-LM's paper, quoted there, has it
 # after every layer); *NfNN*, "1.1.6 Capacidade de fusão de kernel". Core files: `model.py`,
-# `ReluSquared`; `instruments/run/profiler.py`. Before: lesson 21. Next: lesson 23.
+# `relu_squared`; `instruments/run/profiler.py`. Before: lesson 21. Next: lesson 23.
 # Takes 12 seconds on two cores.
 
 # %%
@@ -138,11 +138,12 @@ if compiles:
 # decides for each number by a jump. A processor guesses jumps; of random signs it gets half wrong.
 # The fused loop computes both sides and picks without a jump. **So fusing saves calls, passes over
 # memory and pages; what a compiler gains or loses beyond these is the quality of its loop, and only
-# a measurement tells.** It also leaves what backward needs: `F.relu(x).square()` keeps x beside its
-# result, fused or not. So `ReluSquared` computes its slope from the result, which the next matmul
-# keeps anyway. That is memory, the other half of the question. (And compiled code is made for a
-# shape. With `dynamic=False` each new shape compiles again, and after eight torch gives up: the
-# rest runs eager, and all you see is a warning in the log.)
+# a measurement tells.** It also leaves what backward needs: `F.relu(x).square()` keeps relu(x)
+# beside its result, fused or not, though the slope, 2 relu(x), is twice the root of a result that
+# the next matmul keeps anyway. A backward of our own could use that; but then whoever edits only
+# the forward trains with a wrong gradient. That is memory, the other half of the question. (And
+# compiled code is made for a shape. With `dynamic=False` each new shape compiles again, and after
+# eight torch gives up: the rest runs eager, and all you see is a warning in the log.)
 #
 # ## Memory: a ledger
 # Weights, gradients, the optimizer's moments, and the activations: what forward leaves behind for

@@ -205,7 +205,7 @@ for name, config in configs:
     cache = KVCache(config, 1, config.seq_len, bf16, meta)
     with torch.device(meta):
         size = sum(p.numel() * 2 for p in GPT(config).parameters())
-    a_token = (cache.k.nbytes + cache.v.nbytes) // config.seq_len
+    a_token = cache.kv.nbytes // config.seq_len
     heads = f"{config.n_head} / {config.n_kv_head}"
     rows.append((name, heads, a_token, size / 1e6, size // a_token))
 columns = ["preset", "H / G", "bytes a token", "weights, MB", "tokens = weights"]

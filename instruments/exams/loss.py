@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import data
-from bits_per_byte import loss_and_bpb, sums_of
+from bits_per_byte import loss_and_bpb, reads_future, sums_of
 from config import Count, UsageError
 from instruments.pages.multiplier import rows_file
 from machinery import disk
@@ -106,15 +106,12 @@ def score_held_out(config: LossConfig, load_model) -> None:
     loaded = load_model(config)
     model = loaded.model
     manifest = loaded.data
-    device = model.cos.device
-    long = manifest.row_len - 1
-    most = model.config.seq_len
-    if long > most:
+    if manifest.row_len - 1 > model.config.seq_len:
         raise UsageError(
-            f"the rows of {manifest.dir} have {long} inputs, but {loaded.path} reads {most}; "
-            "docs/context.md tells how a model learns to read more"
+            f"the rows of {manifest.dir} have {manifest.row_len - 1} inputs, but {loaded.path} "
+            f"reads {model.config.seq_len}; docs/context.md tells how a model learns to read more"
         )
-    batches = data.val_batches(manifest, config.batch, config.rows, device=device)
+    batches = data.val_batches(manifest, config.batch, config.rows, device=model.cos.device)
     rows, by_position = score(model, batches, torch.from_numpy(manifest.token_bytes()))
     each = rows.double().sum(1)  # (N, 4)
     nats, bpb = loss_and_bpb(*each.sum(0).tolist())
@@ -137,6 +134,7 @@ def score_held_out(config: LossConfig, load_model) -> None:
         val_bpb=bpb,
         val_bpb_by_source=by_source,
         rows=len(rows),
+        reads_future=reads_future(model, say),
         data_fingerprint=manifest.fingerprint,
     )
     if not config.rows and not config.data_dir:

@@ -30,13 +30,11 @@ def rows_file(run_dir: Path, step: int) -> Path:
 def newest_rows(run: RunFolder) -> np.ndarray | None:
     """(rows, classes, 4), as exams/loss.py keeps them, of the newest step; None if there are none,
     or the file is damaged."""
-    files = sorted(run.dir.glob("val_rows_*.npy"))
-    if not files:
-        return None
     try:
-        content = io.BytesIO(disk.read_bytes(files[-1], LARGEST_ROWS))
+        newest = max(run.dir.glob("val_rows_*.npy"))
+        content = io.BytesIO(disk.read_bytes(newest, LARGEST_ROWS))
         rows = np.lib.format.read_array(content, allow_pickle=False).astype(np.float64)
-    except (OSError, ValueError, MemoryError):
+    except (OSError, ValueError, MemoryError):  # ValueError: also of max, if there are none
         return None
     return rows if rows.ndim == 3 and rows.shape[2] == 4 else None
 

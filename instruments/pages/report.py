@@ -113,11 +113,18 @@ def row(run: RunFolder, base: RunFolder, common: int, whole: bool) -> tuple[str,
     bpb = bpb_at(run, common)
     difference = round(bpb - bpb_at(base, common), 4) or 0.0  # not -0.0000
     last = run.whole_validation.full_val_bpb if whole else run.validations[-1].val_bpb
-    speed = short(run.steps[-1].tokens_per_s)
-    late = f"n/a, begins at step {run.first_step:,}"
-    took = duration(run.seconds_at(common)) if run.first_step == 1 else late
-    figures = (f"{last:.4f}", f"{bpb:.4f}", f"{difference:+.4f}")
-    return one_line(run.dir), short(run.tokens), *figures, speed, took
+    took = f"n/a, begins at step {run.first_step:,}"
+    if run.first_step == 1:
+        took = duration(run.seconds_at(common))
+    return (
+        one_line(run.dir),
+        short(run.tokens),
+        f"{last:.4f}",
+        f"{bpb:.4f}",
+        f"{difference:+.4f}",
+        short(run.steps[-1].tokens_per_s),
+        took,
+    )
 
 
 def bpb_at(run: RunFolder, common: int) -> float:
@@ -134,11 +141,17 @@ def bpb_at(run: RunFolder, common: int) -> float:
 def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
     """How many times less one run needs than another, how they differ, and what that is worth."""
     differ = differences(base, other)
+    warnings = [
+        f"warning: {run.dir} reads the future, so its bits per byte mean nothing"
+        for run in (base, other)
+        if run.whole_validation and run.whole_validation.reads_future
+    ]
     rows = {line.val_rows for run in (base, other) for line in run.validations} - {0}  # 0: unknown
     if "data_fingerprint" in differ or len(rows) > 1:
         both = f"the data or eval_tokens of {base.dir} and {other.dir}"
-        advice = f"warning: {both} differ, so the bits per byte are of different text"
-        return [*differ.values(), advice]
+        warnings.append(f"warning: {both} differ, so the bits per byte are of different text")
+    if warnings:
+        return [*differ.values(), *warnings]
     only_noise = differ.keys() <= {"seed"}
     if not differ:
         advice = "no difference: options, seed, data and code are the same, so it is rounding"

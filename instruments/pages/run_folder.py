@@ -49,10 +49,11 @@ class RunFolder:
 
     def __init__(self, folder: str | Path):
         self.dir = Path(folder)
-        if not (self.dir / "metrics.jsonl").exists():
+        file = self.dir / "metrics.jsonl"
+        if not file.exists():
             remedy = remedy_for(str(folder))
             raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {remedy}")
-        lines = read_lines(self.dir / "metrics.jsonl", METRICS)
+        lines = read_lines(file, METRICS)
         of = lambda kind: [line for line in lines if isinstance(line, kind)]
         self.steps = of(StepLine)
         self.validations = of(ValidationLine)
@@ -137,7 +138,7 @@ class RunFolder:
         for start, end in zip(self.starts, ends):
             own = [line for line in self.steps if start.time <= line.time < end]
             if own:
-                processes.append(Process(start, own, own[-1].time - start.time))
+                processes.append(Process(start, own))
         return processes
 
     def manifest(self) -> shards.Manifest | None:
@@ -155,9 +156,8 @@ class Process:
 
     start: Start
     own: list[StepLine]
-    """Its steps, without those that were redone later."""
-    seconds: float
-    """Until the last of them, which says how many of these were validation, saving, the report."""
+    """Its steps, without those that were redone later. The last says how many of the seconds until
+    then were validation, saving, the report."""
 
 
 def thinned(samples: list[SampleLine]) -> list[SampleLine]:

@@ -74,7 +74,7 @@ def test_an_option_that_one_rank_cannot_follow_is_named():
 def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     """With queries and keys normed, or grouped. The logits are few here."""
     sizes = dict(n_layer=2, n_embd=128, n_head=4, head_dim=32, mlp_hidden=256, seq_len=256)
-    sizes |= dict(n_kv_head=4 if extras else 2, vocab_size=64, mlp="swiglu")
+    sizes |= dict(n_kv_head=4 if extras else 2, vocab_size=64, mlp="swiglu" if extras else "relu2")
     config = GPTConfig(**sizes, qk_norm=bool(extras), extras=extras)
     model = GPT(config, compute_dtype=torch.bfloat16)
     model.init_weights()
