@@ -56,8 +56,6 @@ def checkpoints(root: str | Path) -> list[Path]:
         return [Path(root, name) for name in newest_first(os.listdir(root))]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
 
 
 def why_invalid(path: str | Path, only: str = "") -> str | None:

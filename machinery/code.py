@@ -26,8 +26,6 @@ GIT_S = 10  # seconds; a slow file system must not keep a run from beginning
 # and permissions are no edits.
 OPTIONS = "-c core.autocrlf=input -c core.fileMode=false".split()
 DIFF = "diff --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/".split()
-# A file that computes, for git.
-PATTERNS = [":(glob)*.py", ":(glob)*/*.py", *(f":(exclude){name}" for name in sorted(BESIDE))]
 
 
 def files() -> list[str]:
@@ -56,7 +54,7 @@ def commit() -> str:
 
 
 def edits_since(head: str, names: list[str]) -> str | None:
-    """What differs from the commit `head` in the files that compute, as a diff; None if git fails.
+    """What differs from the commit `head` in these files, as a diff; None if git fails.
 
     The settings of a stranger's repository may name programs, which git would run on the files. So
     this asks a new repository, without settings, which takes the commit's files from the other."""
@@ -64,16 +62,10 @@ def edits_since(head: str, names: list[str]) -> str | None:
     if objects is None:
         return None
     with tempfile.TemporaryDirectory() as own:
-        for words in (
-            ["init", "--quiet"],
-            ["read-tree", head],
-            ["add", "--force", "--intent-to-add", "--", *names],  # those that are new
-        ):
-            if git(own, *words) is None:
-                return None
-            if words[0] == "init":
-                disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects}")
-        return git(own, *DIFF, head, "--", *PATTERNS)
+        git(own, "init", "--quiet")
+        disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects}")
+        git(own, "add", "--force", "--", *names)
+        return git(own, *DIFF, "--cached", head, "--", *names)
 
 
 @cache  # the files may be edited while a run trains with what was loaded

@@ -1,11 +1,11 @@
 """The two folders of a run: the data that it reads, and RUN_DIR, which it alone may write.
 
-Reads DATA_DIR; locks RUN_DIR and writes its config.json and tokenizer.json. A run that cannot work
-in these folders is refused here, before a model is built. Next: build.py builds the model.
+Reads DATA_DIR; locks RUN_DIR, and writes its config.json and tokenizer.json when nothing can refuse
+the run any more. Next: build.py builds the model.
 """
 
 import json
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,8 +13,7 @@ import config as cfg
 import data
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, code, disk
-from machinery.errors import CheckpointError
+from machinery import cli, code, disk
 from machinery.formats import Trainer, tree_of
 from machinery.output import brief
 from machinery.plan import UNKNOWN, Plan
@@ -98,16 +97,12 @@ def describe_data(
 
 
 def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> AbstractContextManager:
-    """Lock RUN_DIR, refuse a folder that belongs to another run; returns the lock to close."""
+    """Lock RUN_DIR; returns the lock to close."""
     if not world.is_first:
         return nullcontext()
     run_dir = Path(preset.run.run_dir)
     lock = disk.lock(run_dir, "--run_dir")
     disk.sweep(run_dir.glob(disk.TEMPORARY))
-    for saved in checkpoint.checkpoints(run_dir / "checkpoints"):
-        with suppress(CheckpointError):  # if it is damaged, resuming checks the one it loads
-            check_same_run(identity(preset, manifest), run_dir, checkpoint.read_trainer(saved))
-            break
     return lock
 
 
@@ -131,9 +126,9 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
     return asdict(preset.train) | asdict(preset.model) | facts
 
 
-def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
-    """UsageError with the fields that differ if `where`, with this trainer.json, belongs to
-    another run than the one with identity `now`. With wsd, only the number of steps may differ, as
+def check_same_run(now: dict, where: Path | str, trainer: Trainer) -> None:
+    """UsageError with the fields that differ if the checkpoint `where`, with this trainer.json, is
+    of another run than the one with identity `now`. With wsd, only the number of steps may differ, as
     long as `trainer` is from before the learning rate of either run begins to fall."""
     before = dict(revisions=now["revisions"]) | trainer.identity
     if before.get("minutes") and not now["minutes"]:  # it is the run of that many --steps
@@ -144,7 +139,7 @@ def check_same_run(now: dict, where: Path, trainer: Trainer) -> None:
         begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])
         if trainer.step <= begins:
             return
-        kept = where / "checkpoints" / f"step_{begins:08d}"
+        kept = Path(where).with_name(f"step_{begins:08d}")
         found = kept if kept.exists() else f"a checkpoint up to step {begins}"
         remedy = f"add --resume {found} and another --run_dir, or {remedy}"
     if differ:
