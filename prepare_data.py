@@ -13,6 +13,7 @@ prints a row as text, `show --text TEXT` the tokens of a text. Next: optim.py.
 
 import machinery.needs  # first: it says which packages are missing
 
+import math
 import sys
 import time
 from collections import Counter
@@ -279,21 +280,26 @@ def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
     documents = sum(source.documents for source in facts.sources)
     parts = sum(total.documents for total in totals.values())
     what = "documents" if parts <= documents else "pieces of documents"
+    everything = sum(total.tokens for total in totals.values())
     for split, t in totals.items():
         if t.tokens:
             lines.append(
                 f"{split:5} {t.documents:,} {what} | {t.bytes / 1e6:,.2f} MB | "
-                f"{t.tokens:,} tokens | {t.bytes / t.tokens:.3f} bytes/token | "
+                f"{t.tokens:,} tokens, {t.tokens / everything:.1%} | "
+                f"{t.bytes / t.tokens:.3f} bytes/token | "
                 f"{t.rows:,} rows | cut {t.packing['cuts'] / max(1, t.documents):.2%} of them | "
                 f"dropped {t.packing['dropped'] / t.tokens:.4%} of tokens"
             )
     held = totals["val"].tokens
     if held < ENOUGH:
-        fraction = min(0.5, facts.val_fraction * ENOUGH / held)
+        enough = 1.2 * ENOUGH / everything  # a share; more, as no document is held out in part
+        times = max(2, math.ceil(enough / facts.val_fraction))
         lines.append(
-            f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
-            f"give more text, or --val_fraction {fraction:.2g} in another --data_dir"
+            f"warning: only {held:,} tokens are held out, {held / everything:.1%} of all, too few "
+            f"to tell one model from another; give {times:,} times as much text"
         )
+        if enough < 0.5:
+            lines[-1] += f", or --val_fraction {enough:.2g} in another --data_dir"
     lines += [f"note  {note}" for note in notes.lines(documents)]
     for source in facts.sources:
         if source.not_read:

@@ -128,8 +128,8 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
 
 def check_same_run(now: dict, where: Path | str, trainer: Trainer) -> None:
     """UsageError with the fields that differ if the checkpoint `where`, with this trainer.json, is
-    of another run than the one with identity `now`. With wsd, only the number of steps may differ, as
-    long as `trainer` is from before the learning rate of either run begins to fall."""
+    of another run than the one with identity `now`. With wsd, only the number of steps may differ,
+    as long as `trainer` is from before the learning rate of either run begins to fall."""
     before = dict(revisions=now["revisions"]) | trainer.identity
     if before.get("minutes") and not now["minutes"]:  # it is the run of that many --steps
         before |= dict(minutes=0.0, steps=trainer.steps)

@@ -643,16 +643,31 @@ def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
         assert place in refusal(tmp_path / "d", "--source", f"files:{place}")
 
 
-def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
-    text = dialogue(tmp_path / "input.txt", 160_000)
-    source = ("--source", f"files:{tmp_path / 'input.txt'}")
-    for fraction, is_enough in (("0.02", False), ("0.5", True)):
-        said = prepared(tmp_path / fraction, *source, "--val_fraction", fraction)
-        held = Manifest.load(tmp_path / fraction).facts.splits["val"]["input"].tokens
-        assert is_enough == (held >= prepare_data.ENOUGH)
-        assert is_enough == (f"only {held:,} tokens are held out" not in said)
-        begins = beginnings(tmp_path / fraction)  # of lines, since the only document is divided
+@pytest.mark.parametrize("size, fraction", [(160_000, "0.02"), (90_000, "0.1"), (30_000, "0.02")])
+def test_too_little_held_out_is_a_warning_with_remedies_that_work(tmp_path, size, fraction):
+    """More text; or a larger share, unless that were most of the text."""
+    text = dialogue(tmp_path / "input.txt", size)
+
+    def held_out(folder, fraction) -> tuple[int, str]:
+        source = ("--source", f"files:{tmp_path / 'input.txt'}", "--val_fraction", fraction)
+        said = prepared(tmp_path / folder, *source)
+        parts = Manifest.load(tmp_path / folder).facts.splits
+        held, rest = (parts[split]["input"].tokens for split in ("val", "train"))
+        assert f"{held:,} tokens, {held / (held + rest):.1%} |" in said
+        begins = beginnings(tmp_path / folder)  # of lines, since the only document is divided
         assert begins and all(f"\n{begin}" in text for begin in begins)
+        return held, said.partition("warning: only")[2]
+
+    held, warning = held_out("as asked", fraction)
+    assert held < prepare_data.ENOUGH and f" {held:,} tokens" in warning
+    larger = re.search(r"--val_fraction (\S+)", warning)
+    assert bool(larger) == (size > 50_000)
+    if larger:
+        held, warning = held_out("larger", larger[1])
+        assert held >= prepare_data.ENOUGH and not warning
+    times = int(re.search(r"give ([\d,]+) times", warning or "give 2 times")[1].replace(",", ""))
+    text = dialogue(tmp_path / "input.txt", times * size)
+    assert larger or held_out("more", fraction)[0] >= prepare_data.ENOUGH
 
 
 def test_a_larger_text_holds_out_a_row_at_least(tmp_path, monkeypatch):
