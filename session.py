@@ -34,6 +34,7 @@ class Progress(Counters):
     resumed_at: int = 0  # the step of the checkpoint that it began from
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
+    page_step: float = -math.inf  # of the last report.html
     started_at: float = field(default_factory=time.monotonic)
     # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run

@@ -170,8 +170,8 @@ def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:
 
 def update(run, step: int) -> str:
     """While a run trains, after the validation of a step: add a sample of the raw model to
-    samples.jsonl, and write the page (at the end train.py does). Returns what the model wrote, for
-    the screen. run: train.py's."""
+    samples.jsonl, and if a tenth of the run has passed since the last page, write the next one (at
+    the end train.py does). Returns what the model wrote, for the screen. run: train.py's."""
     folder = run.log.run_dir
     if run.plan.sharded:  # a forward pass needs all ranks
         line = "no samples of sharded weights while it trains: python eval.py sample draws them"
@@ -191,6 +191,8 @@ def update(run, step: int) -> str:
         # not json_of: a URL that the model wrote is no secret
         disk.append(folder / "samples.jsonl", json.dumps(vars(sample)) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
-    if step < run.plan.steps:
+    # A page reads all that the run has logged: with each validation, a long run would pay more.
+    if step < run.plan.steps <= 10 * (step - run.progress.page_step):
+        run.progress.page_step = step
         write(folder)
     return f"step {step:,} | {line}"
