@@ -21,6 +21,7 @@ import config as cfg
 import data
 import flops
 from machinery import build, checkpoint, cli, folders, ranks, shards, trained
+from machinery.errors import reason_of
 from machinery.formats import Counters, Trainer, counters_of
 from machinery.log import Log, is_done
 from machinery.plan import Plan, make_plan, with_steps
@@ -138,7 +139,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
             loader=loader,
             meter=build.make_meter(model, world, preset.run),
             token_bytes=torch.from_numpy(manifest.token_bytes()).to(world.device),
-            report=find_report() if world.is_first else None,
+            report=find_report(log) if world.is_first else None,
         )
         gc.collect()
         gc.freeze()  # these objects live to the end: the collector need not keep scanning them
@@ -176,11 +177,18 @@ def open_mirror(url: str, log: Log):
     return mirror.Mirror(url, log)
 
 
-def find_report() -> ModuleType | None:
-    """instruments/pages/report.py; None if it cannot be imported: instruments/ may be deleted."""
+def find_report(log: Log) -> ModuleType | None:
+    """instruments/pages/report.py; None, with a line that says why, if instruments/ was deleted or
+    a package cannot be imported. What is wrong in a file of ours is a traceback."""
     try:
         from instruments.pages import report
-    except ImportError:
+    except ImportError as error:
+        name = str(error.name).split(".")[0]
+        home = Path(__file__).parent
+        if any(home.glob(f"{name}.py")) or any(home.glob(f"{name}/*.py")):
+            raise
+        remedy = "pip install -r requirements.txt, or git checkout instruments"
+        log.print(f"report      none: {reason_of(error)}; {remedy}")
         return None
     return report
 

@@ -35,7 +35,7 @@ import session
 from bits_per_byte import loss_and_bpb, score_text, sums_of
 from machinery import cli, errors, folders, formats, screen
 from machinery.formats import Step, StepLine, Trainer, counters_of
-from machinery.log import start_of, write_report
+from machinery.log import start_of, with_own, write_report
 from machinery.plan import UNKNOWN, with_steps
 from session import Run
 
@@ -101,15 +101,14 @@ def take_steps(run: Run) -> Iterator[Step]:
 
         # Up to here the host has only queued work for the GPU. This is the one place where it waits
         # for results, and where a step is judged.
-        totals = agree(run, sums | yours, norm)
+        totals = agree(run, sums, yours, norm)
         loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
         more = {name: totals[name] for name in yours}
         if is_fp16:
             more["scale"] = scale
         # What makes the gradients those of the mean loss: backward has divided by tokens_per_step,
         # not by the targets that count (see add_gradients), and multiplied by the loss scale.
-        to_mean = plan.tokens_per_step / max(totals["counted"], 1)
-        factor = to_mean / scale
+        factor = plan.tokens_per_step / max(totals["counted"], 1) / scale
         step = Step(
             step=progress.step + 1,
             tokens=(progress.step + 1) * plan.tokens_per_step,
@@ -120,8 +119,9 @@ def take_steps(run: Run) -> Iterator[Step]:
             more=more,
         )
         if is_fp16:
-            after = optim.next_scale(scale, progress.fp16_good_steps, step.overflow)
-            progress.fp16_scale, progress.fp16_good_steps = after
+            progress.fp16_scale, progress.fp16_good_steps = optim.next_scale(
+                scale, progress.fp16_good_steps, step.overflow
+            )
         if not step.bad:
             if 0 < clip < step.norm:
                 factor *= clip / step.norm
@@ -161,11 +161,11 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
     return sums, yours
 
 
-def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
-    """`sums` added up over all ranks, and `norm`, by name, as numbers of Python: one all-reduce,
-    one copy to the host. With them travels what all ranks must know at the same step: it sets
-    progress.stop (the signal that one of them has received, or 0), progress.save_now, and
-    progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
+def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
+    """`sums` and `yours` (see add_gradients) added up over all ranks, and `norm`, by name, as
+    numbers of Python: one all-reduce, one copy to the host. With them travels what all ranks must
+    know at the same step: it sets progress.stop (the signal that one of them has received, or 0),
+    progress.save_now, and progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
@@ -179,7 +179,7 @@ def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
     if not run.world.is_first:
         from_first = dict.fromkeys(from_first, 0.0)  # so that the sum is the first rank's value
     signals = {f"signal {s}": run.signals.received == s for s in run.signals.STOP}
-    numbers = sums | from_first | signals
+    numbers = with_own(yours, sums | from_first | signals)
     # Added to a tensor that is on the device, a number travels with the command to add; a tensor
     # made of numbers would be copied there, for which the host waits.
     zero = torch.zeros_like(norm)
@@ -214,24 +214,22 @@ def fit_to_minutes(run: Run) -> None:
 
 def log_step(run: Run, step: Step) -> None:
     """Write a step to metrics.jsonl, and print its line when due; warn or raise if it was bad."""
-    log, progress, options = run.log, run.progress, run.options
+    log, progress, every = run.log, run.progress, run.options.log_every
     n = step.step
     step_s = run.meter.step(run.plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
+    took = dict(time=time.time(), step_s=step_s)
     if n > progress.resumed_at + 1:  # the first step of a process compiles
         progress.timed_s += step_s
         progress.timed_steps += 1
     if step.bad:
         skip_or_raise(run, step)
-        log.write(
-            formats.SkippedLine(
-                step=n, tokens=step.tokens, skipped=progress.skipped, more=step.more
-            )
-        )
+        taken = dict(step=n, tokens=step.tokens, more=step.more)
+        log.write(formats.SkippedLine(**taken, **took, skipped=progress.skipped))
         return
-    line = StepLine(**vars(step), time=time.time(), step_s=step_s, **run.meter.summary())
+    line = StepLine(**vars(step), **took, **run.meter.summary())
     log.write(line)
-    long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
-    if n in (1, run.plan.steps) or is_due(n, options.log_every) or long_silent:
+    long_silent = every and time.monotonic() - log.printed_at > 15  # seconds
+    if n in (1, run.plan.steps) or is_due(n, every) or long_silent:
         log.print(step_line(line, run.plan.steps, screen.time_left_s(run, n)))
 
 
@@ -305,13 +303,13 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
         loss, bpb, by_source = score_text(
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
-    facts = dict(step=step, tokens=step * plan.tokens_per_step, val_rows=rows)
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
+    kind = formats.ValidationLine
     if whole:
+        kind = formats.FullValidationLine
         figures = {f"full_{name}": figure for name, figure in figures.items()}
-        run.log.write(formats.FullValidationLine(**facts, **figures))
-    else:
-        run.log.write(formats.ValidationLine(**facts, **figures))
+    tokens = step * plan.tokens_per_step
+    run.log.write(kind(step=step, tokens=tokens, val_rows=rows, **figures))
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{screen.sources_line(by_source)}"
@@ -331,8 +329,9 @@ def evaluate(run: Run) -> None:
         if progress.saved_step != step:
             save(run)
         run.checkpoints.mark_best(step)  # when its save has ended
-    with run.meter.paused("report"):
-        run.log.print(write_report(run, sample=True))
+    if run.report:
+        with run.meter.paused("report"):
+            run.log.print(write_report(run, sample=True))
 
 
 def save(run: Run, wait: bool = False) -> None:

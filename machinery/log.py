@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from config import UsageError
 from machinery import cli, code, disk, formats, ranks
 from machinery.errors import DataError, reason_of
 from machinery.formats import Stamp, Start, StartLine, Status
@@ -64,11 +66,11 @@ class Log:
         if not self.is_first:
             return
         for file in (self.file, self.run_dir / "samples.jsonl"):
-            lines = formats.lines_in(file, Stamp | StartLine)
+            lines = formats.lines_in(file, Stamp)
             if lines:
                 disk.write_bytes(file, kept(lines, step, validates))
             elif os.path.lexists(file):  # it cannot be read today
-                file.rename(file.with_name(f"{file.stem}_unread.jsonl"))
+                file.rename(file.with_name(f"{file.stem}_unread_{time.time_ns()}.jsonl"))
         self.write(StartLine(start=start))
         self.status("running", from_step=step, process=os.getpid())
         if self.wants_wandb:
@@ -77,8 +79,8 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
-            tree = formats.tree_of(Status(state=state, **facts))
-            disk.write_json(self.run_dir / "status.json", tree)
+            status = Status(state=state, **facts)
+            disk.write_json(self.run_dir / "status.json", formats.tree_of(status))
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -123,18 +125,28 @@ class Log:
             self.wandb = None
 
 
-def kept(lines: list[tuple[bytes, Stamp | StartLine]], step: int, validates: bool) -> bytes:
+def with_own(yours: dict, ours: dict) -> dict:
+    """`ours`, the numbers that train.py adds up over the ranks, and `yours`, which then stand
+    beside the fields of metrics.jsonl: UsageError for one under a name that means something
+    already, or which is not one number."""
+    taken = {*ours, "scale"}.union(*map(formats.hints_of, get_args(formats.METRICS)))
+    for name, x in yours.items():
+        if name in taken or getattr(x, "ndim", 0) or not hasattr(x, "__float__"):
+            raise UsageError(
+                f"yours[{name!r}] is refused: it must be one number, as x.sum() is, under a name "
+                f"that nothing else has; try my_{name}"
+            )
+    return ours | yours
+
+
+def kept(lines: list[tuple[bytes, Stamp]], step: int, validates: bool) -> bytes:
     """Of these lines, those that a run which goes on after `step` will not write again: each start,
     and what is up to `step`, but no validation that is repeated. validates: whether the run
     begins with one; it ends with one on all rows in any case."""
     found = []
     for line, entry in lines:
-        if isinstance(entry, StartLine) or entry.step < step:
-            stays = True
-        else:
-            is_repeated = validates and entry.val_bpb is not None or entry.full_val_bpb is not None
-            stays = entry.step == step and not is_repeated
-        if stays:
+        is_repeated = validates and entry.val_bpb is not None or entry.full_val_bpb is not None
+        if entry.step < step or entry.step == step and not is_repeated:
             found.append(line + b"\n")
     return b"".join(found)
 
@@ -142,13 +154,13 @@ def kept(lines: list[tuple[bytes, Stamp | StartLine]], step: int, validates: boo
 def write_report(run, sample: bool = False) -> str:
     """Write report.html, and if asked, a sample of the model's text. Returns the line
     to print; it also reports an error, which must not end the run. run.report:
-    instruments/pages/report.py; None on the other ranks, or if it cannot be imported."""
+    instruments/pages/report.py; None on the other ranks, or as session.find_report has said."""
     if run.report is None:
-        return "report      none: instruments/ cannot be imported"
+        return "report      none"
     try:
         if sample:
-            kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-            with sdpa_kernel(kernels):  # cuDNN would plan each length anew
+            # cuDNN would plan each length anew
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
                 return run.report.update(run, run.progress.step)
         return f"report      {run.report.write(run.log.run_dir)}"
     except Exception as error:
@@ -157,7 +169,7 @@ def write_report(run, sample: bool = False) -> str:
 
 def start_of(argv: list[str], run) -> Start:
     """On what this process runs, and by which command."""
-    options = run.preset.run
+    options = run.options
     world = run.world
     return Start(
         time=time.time(),

@@ -64,10 +64,12 @@ class RunFolder:
         self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
-        taken = [line.step for line in of(StepLine | SkippedLine)]
+        taken = of(StepLine | SkippedLine)
+        self.timed = [line for line in taken if line.time]  # older folders do not time skipped ones
+        steps = [line.step for line in taken]
         # 1, unless it was begun from a checkpoint of another run
-        self.first_step = min(taken, default=1)
-        self.last_step = max(taken, default=0)
+        self.first_step = min(steps, default=1)
+        self.last_step = max(steps, default=0)
 
     def options(self) -> dict[str, Any]:
         """What decides its numbers and its speed: config.json, and lists of what its starts
@@ -97,14 +99,14 @@ class RunFolder:
         return statistics.median([line.step_s for line in self.steps] or [0])
 
     @cached_property
-    def _clock(self) -> tuple[np.ndarray, np.ndarray]:
+    def _clock(self) -> tuple[list[int], np.ndarray]:
         """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
         compiles, counts as a median one."""
-        tokens = np.array([0, *(line.tokens for line in self.steps)])
-        seconds = np.array([line.step_s for line in self.steps])
-        ended = [line.time for line in self.steps]
-        firsts = {0, *np.searchsorted(ended, [start.time for start in self.starts])}
-        seconds[sorted(firsts - {len(seconds)})] = self.usual_s
+        tokens = [0, *(line.tokens for line in self.timed)]
+        starts = [start.time for start in self.starts]
+        process = np.searchsorted(starts, [line.time for line in self.timed], side="right")
+        is_first = np.diff(process, prepend=-1) > 0
+        seconds = np.where(is_first, self.usual_s, [line.step_s for line in self.timed])
         return tokens, np.cumsum([0, *seconds])
 
     def trained(self) -> list[Start]:
@@ -137,7 +139,8 @@ class RunFolder:
         for start, end in zip(self.starts, ends):
             own = [line for line in self.steps if start.time <= line.time < end]
             if own:
-                processes.append(Process(start, own, own[-1].time - start.time))
+                last = max(line.time for line in self.timed if line.time < end)
+                processes.append(Process(start, own, last - start.time))
         return processes
 
     def manifest(self) -> shards.Manifest | None:
@@ -157,7 +160,8 @@ class Process:
     own: list[StepLine]
     """Its steps, without those that were redone later."""
     seconds: float
-    """Until the last of them, which says how many of these were validation, saving, the report."""
+    """Until it ended the last one, skipped or not. `own` says how many of these were validation,
+    saving, the report."""
 
 
 def thinned(samples: list[SampleLine]) -> list[SampleLine]:

@@ -130,13 +130,14 @@ def test_restarts_are_told_with_the_time_of_the_steps_that_are_in_the_run(tmp_pa
     """Killed after step 8, of which 5 was saved; resumed 40 s later."""
     records = [step(n, eval_s=3.0, save_s=1.0) for n in range(1, 6)]
     records += [step(n, time=150 + 2.0 * n, eval_s=2.0) for n in range(6, 9)]
+    records.append(dict(step=9, tokens=9000, skipped=1, time=170.0, step_s=4.0))
     records.append(start(95.0, world_size=2))
     records.append(start(156.0))
     records.append(start(900.0))  # did not train
     page = page_of(make_run(tmp_path / "a", records, "running"))
-    assert "2 x cpu 0 to 5 15s 3s 1s" in page.text and "1 x cpu 5 to 8 10s 2s 0s" in page.text
-    assert "all 25s 5s 1s" in page.text
-    assert "16s of training on 2 x cpu, then 1 x cpu" in page.text
+    assert "2 x cpu 0 to 5 15s 3s 1s" in page.text and "1 x cpu 5 to 8 14s 2s 0s" in page.text
+    assert "all 29s 5s 1s" in page.text
+    assert "20s of training on 2 x cpu, then 1 x cpu" in page.text
     assert re.search('"refresh" content="60">.*<details open>', page.html, re.DOTALL)
 
 
