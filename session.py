@@ -21,7 +21,6 @@ import config as cfg
 import data
 import flops
 from machinery import build, checkpoint, cli, folders, ranks, shards, trained
-from machinery.errors import reason_of
 from machinery.formats import Counters, Trainer, counters_of
 from machinery.log import Log, is_done
 from machinery.plan import Plan, make_plan, with_steps
@@ -182,15 +181,15 @@ def find_report(log: Log) -> ModuleType | None:
     a package cannot be imported. What is wrong in a file of ours is a traceback."""
     try:
         from instruments.pages import report
+
+        return report
     except ImportError as error:
-        name = str(error.name).split(".")[0]
-        home = Path(__file__).parent
-        if any(home.glob(f"{name}.py")) or any(home.glob(f"{name}/*.py")):
+        if error.path and "-packages" not in error.path:  # it has no such name
             raise
-        remedy = "pip install -r requirements.txt, or git checkout instruments"
-        log.print(f"report      none: {reason_of(error)}; {remedy}")
-        return None
-    return report
+        log.print(
+            f"report      none: {error}; pip install -r requirements.txt, or git "
+            "checkout instruments"
+        )
 
 
 def resume(trainer: Trainer, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:

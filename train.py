@@ -135,7 +135,7 @@ def take_steps(run: Run) -> Iterator[Step]:
         yield step
 
 
-def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def add_gradients(run: Run, scale: float) -> tuple[dict, dict]:
     """Forward and backward of this rank's micro-batches, whose gradients add up in `p.grad`.
     Returns two kinds of sums over their targets, () each: the arguments of `loss_and_bpb` (nats,
     counted, text_nats, bytes), and your own numbers. scale: multiplies the gradients.
@@ -161,14 +161,14 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
     return sums, yours
 
 
-def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
+def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict:
     """`sums` and `yours` (see add_gradients) added up over all ranks, and `norm`, by name, as
     numbers of Python: one all-reduce, one copy to the host. With them travels what all ranks must
     know at the same step: it sets progress.stop (the signal that one of them has received, or 0),
     progress.save_now, and progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
     progress = run.progress
-    minutes = (time.monotonic() - progress.saved_at) / 60
-    save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
+    seconds = time.monotonic() - progress.saved_at
+    save_now = 0 < 60 * run.options.save_minutes < seconds and not run.checkpoints.busy
     # After three failed saves in a row, all ranks save at the same step, which raises the error.
     save_now = save_now or run.checkpoints.error is not None
     from_first = {
@@ -223,8 +223,11 @@ def log_step(run: Run, step: Step) -> None:
         progress.timed_steps += 1
     if step.bad:
         skip_or_raise(run, step)
-        taken = dict(step=n, tokens=step.tokens, more=step.more)
-        log.write(formats.SkippedLine(**taken, **took, skipped=progress.skipped))
+        log.write(
+            formats.SkippedLine(
+                step=n, tokens=step.tokens, skipped=progress.skipped, more=step.more, **took
+            )
+        )
         return
     line = StepLine(**vars(step), **took, **run.meter.summary())
     log.write(line)
@@ -280,8 +283,9 @@ def save_is_due(run: Run) -> bool:
     there, a longer run can go on as if it had been planned so."""
     step = run.progress.step
     options = run.options
-    by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
-    return by_steps or run.progress.save_now or step in (run.plan.keep_step, run.plan.steps)
+    if is_due(step, options.save_every) or is_due(step, options.keep_every):
+        return True
+    return run.progress.save_now or step in (run.plan.keep_step, run.plan.steps)
 
 
 def eval_is_due(run: Run) -> bool:
@@ -308,8 +312,7 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
     if whole:
         kind = formats.FullValidationLine
         figures = {f"full_{name}": figure for name, figure in figures.items()}
-    tokens = step * plan.tokens_per_step
-    run.log.write(kind(step=step, tokens=tokens, val_rows=rows, **figures))
+    run.log.write(kind(step=step, tokens=step * plan.tokens_per_step, val_rows=rows, **figures))
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{screen.sources_line(by_source)}"

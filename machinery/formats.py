@@ -61,7 +61,8 @@ def checked(kind: Any, value: Any, where: object) -> Any:
 
 def fitted(kind: Any, value: Any, place: str) -> Any:
     """`value`, which is at this place in the tree, as `kind`; or Misfit."""
-    origin, args = form_of(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is dict:
         name, one = args
         items = of_type(dict, value, place).items()
@@ -102,15 +103,8 @@ def of_type(kind: Any, value: Any, place: str) -> Any:
 
 
 @cache
-def form_of(kind: Any) -> tuple[Any, tuple]:
-    """Of list[int]: list and (int,); of int: None and (). Kept, as is hints_of, since a file of
-    metrics has a hundred thousand lines."""
-    return get_origin(kind), get_args(kind)
-
-
-@cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The kinds of a dataclass's fields."""
+    """The kinds of a dataclass's fields; kept, since metrics.jsonl has a hundred thousand lines."""
     return get_type_hints(kind, include_extras=True)
 
 

@@ -79,8 +79,8 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
-            status = Status(state=state, **facts)
-            disk.write_json(self.run_dir / "status.json", formats.tree_of(status))
+            facts = formats.tree_of(Status(state=state, **facts))
+            disk.write_json(self.run_dir / "status.json", facts)
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -92,8 +92,12 @@ class Log:
             with suppress(OSError):  # a full disk must not hide the error
                 if not is_done(self.run_dir):  # else the new command was wrong, not the run
                     code = cli.exit_code(error)
-                    state = "preempted" if code == 130 else "failed"
-                    self.status(state, step=progress.step, error=reason, exit_code=code)
+                    self.status(
+                        "preempted" if code == 130 else "failed",
+                        step=progress.step,
+                        error=reason,
+                        exit_code=code,
+                    )
             raise
         finally:
             if self.wandb:
@@ -169,16 +173,14 @@ def write_report(run, sample: bool = False) -> str:
 
 def start_of(argv: list[str], run) -> Start:
     """On what this process runs, and by which command."""
-    options = run.options
-    world = run.world
     return Start(
         time=time.time(),
         # word by word: in a whole line, the @ of another word would seem to end a password
         command=shlex.join(["train.py", *map(public, argv)]),
-        device=ranks.device_name(world),
-        world_size=world.world_size,
-        data_dir=options.data_dir,
-        init_from=options.init_from,
+        device=ranks.device_name(run.world),
+        world_size=run.world.world_size,
+        data_dir=run.options.data_dir,
+        init_from=run.options.init_from,
         code=code.of_process()[0],
         flops_per_token=run.model.flops_per_token(),
         micro_batch=run.plan.micro_batch,

@@ -86,8 +86,9 @@ def compared(runs: list[RunFolder], common: int) -> str:
     from the first, and what that is worth."""
     whole = all(run.whole_validation for run in runs)
     last = "bpb of all rows" if whole else "last bpb"
-    at = f"bpb at {short(common)}"
-    head = ("run", "tokens", last, at, "difference", "tok/s", "time until there")
+    head = (
+        "run", "tokens", last, f"bpb at {short(common)}", "difference", "tok/s", "time until there",
+    )  # fmt: skip
     lines = multiplier.aligned([head, *(row(run, runs[0], common, whole) for run in runs)])
     for run in runs[1:]:
         lines += ["", *pair(runs[0], run, common)]
@@ -113,11 +114,18 @@ def row(run: RunFolder, base: RunFolder, common: int, whole: bool) -> tuple[str,
     bpb = bpb_at(run, common)
     difference = round(bpb - bpb_at(base, common), 4) or 0.0  # not -0.0000
     last = run.whole_validation.full_val_bpb if whole else run.validations[-1].val_bpb
-    speed = short(run.steps[-1].tokens_per_s)
-    late = f"n/a, begins at step {run.first_step:,}"
-    took = duration(run.seconds_at(common)) if run.first_step == 1 else late
-    figures = (f"{last:.4f}", f"{bpb:.4f}", f"{difference:+.4f}")
-    return one_line(run.dir), short(run.tokens), *figures, speed, took
+    took = f"n/a, begins at step {run.first_step:,}"
+    if run.first_step == 1:
+        took = duration(run.seconds_at(common))
+    return (
+        one_line(run.dir),
+        short(run.tokens),
+        f"{last:.4f}",
+        f"{bpb:.4f}",
+        f"{difference:+.4f}",
+        short(run.steps[-1].tokens_per_s),
+        took,
+    )
 
 
 def bpb_at(run: RunFolder, common: int) -> float:
@@ -137,8 +145,8 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
     rows = {line.val_rows for run in (base, other) for line in run.validations} - {0}  # 0: unknown
     if "data_fingerprint" in differ or len(rows) > 1:
         both = f"the data or eval_tokens of {base.dir} and {other.dir}"
-        advice = f"warning: {both} differ, so the bits per byte are of different text"
-        return [*differ.values(), advice]
+        text = f"warning: {both} differ, so the bits per byte are of different text"
+        return [*differ.values(), text]
     only_noise = differ.keys() <= {"seed"}
     if not differ:
         advice = "no difference: options, seed, data and code are the same, so it is rounding"
@@ -178,15 +186,17 @@ def update(run, step: int) -> str:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
         prompt = find_prompts(run.preset.name, run.manifest)[0]
         tuned = bool(run.manifest.marks)
-        config = SampleConfig(max_new_tokens=SAMPLE_TOKENS)
         run.model.eval()
         try:
-            (said,) = continuations(run.model, tokenizer, [prompt], tuned, config)
+            (said,) = continuations(
+                run.model, tokenizer, [prompt], tuned, SampleConfig(max_new_tokens=SAMPLE_TOKENS)
+            )
         finally:
             run.model.train()
         text = prompt + "\n" * tuned + said
-        tokens = step * run.plan.tokens_per_step
-        sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
+        sample = SampleLine(
+            step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text
+        )
         # not json_of: a URL that the model wrote is no secret
         disk.append(folder / "samples.jsonl", json.dumps(vars(sample)) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"

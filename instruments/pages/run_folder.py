@@ -103,9 +103,9 @@ class RunFolder:
         """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
         compiles, counts as a median one."""
         tokens = [0, *(line.tokens for line in self.timed)]
-        starts = [start.time for start in self.starts]
-        process = np.searchsorted(starts, [line.time for line in self.timed], side="right")
-        is_first = np.diff(process, prepend=-1) > 0
+        ended = [line.time for line in self.timed]
+        begun = np.searchsorted([start.time for start in self.starts], ended, "right")
+        is_first = np.diff(begun, prepend=-1) > 0
         seconds = np.where(is_first, self.usual_s, [line.step_s for line in self.timed])
         return tokens, np.cumsum([0, *seconds])
 

@@ -156,7 +156,7 @@ MISSING = {
     "raise ModuleNotFoundError('no jinja2', name='jinja2')": "no jinja2; pip",
     "raise ImportError('libz.so', name='matplotlib')": "libz.so; pip",
     "from machinery.disk import nothing": "",
-    "import machinery.nothing": "",
+    "from machinery import nothing": "",
 }
 
 
