@@ -135,7 +135,7 @@ def with_own(yours: dict, ours: dict) -> dict:
     already, or which is not one number."""
     taken = {*ours, "scale"}.union(*map(formats.hints_of, get_args(formats.METRICS)))
     for name, x in yours.items():
-        if name in taken or getattr(x, "ndim", 0) or not hasattr(x, "__float__"):
+        if name in taken or getattr(x, "ndim", 0):
             raise UsageError(
                 f"yours[{name!r}] is refused: it must be one number, as x.sum() is, under a name "
                 f"that nothing else has; try my_{name}"

@@ -129,18 +129,17 @@ class RunFolder:
         """Of the starts whose steps are in the run, each once, the newest last; [] if one of them
         is not known."""
         codes = [start.code for start in self.trained()]
-        each = [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
-        return [] if None in codes else each
+        if None in codes:
+            return []
+        return [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
 
     def processes(self) -> list["Process"]:
         """The starts whose steps are in the run; those of others were redone."""
-        ends = [*(start.time for start in self.starts[1:]), math.inf]
         processes = []
-        for start, end in zip(self.starts, ends):
+        for start, end in zip(self.starts, [*(s.time for s in self.starts[1:]), math.inf]):
             own = [line for line in self.steps if start.time <= line.time < end]
             if own:
-                last = max(line.time for line in self.timed if line.time < end)
-                processes.append(Process(start, own, last - start.time))
+                processes.append(Process(start, own, own[-1].time - start.time))
         return processes
 
     def manifest(self) -> shards.Manifest | None:
@@ -160,8 +159,7 @@ class Process:
     own: list[StepLine]
     """Its steps, without those that were redone later."""
     seconds: float
-    """Until it ended the last one, skipped or not. `own` says how many of these were validation,
-    saving, the report."""
+    """Until the last of them, which says how many of these were validation, saving, the report."""
 
 
 def thinned(samples: list[SampleLine]) -> list[SampleLine]:

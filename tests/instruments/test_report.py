@@ -135,8 +135,8 @@ def test_restarts_are_told_with_the_time_of_the_steps_that_are_in_the_run(tmp_pa
     records.append(start(156.0))
     records.append(start(900.0))  # did not train
     page = page_of(make_run(tmp_path / "a", records, "running"))
-    assert "2 x cpu 0 to 5 15s 3s 1s" in page.text and "1 x cpu 5 to 8 14s 2s 0s" in page.text
-    assert "all 29s 5s 1s" in page.text
+    assert "2 x cpu 0 to 5 15s 3s 1s" in page.text and "1 x cpu 5 to 8 10s 2s 0s" in page.text
+    assert "all 25s 5s 1s" in page.text
     assert "20s of training on 2 x cpu, then 1 x cpu" in page.text
     assert re.search('"refresh" content="60">.*<details open>', page.html, re.DOTALL)
 

@@ -5,6 +5,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from conftest import losses, metrics, read_lines, train_here, write_lines
 from faults import start
 
@@ -144,7 +145,7 @@ def test_what_cannot_be_read_today_is_kept(tmp_path):
 def test_a_number_of_yours_replaces_none_of_ours(name, small_data, tmp_path, monkeypatch):
     """Of those that are added up over the ranks, or stand in metrics.jsonl; and it is one."""
     honest = train.add_gradients
-    number = "7" if name == "mine" else 7.0
+    number = torch.ones(2 if name == "mine" else ())
 
     monkeypatch.setattr(train, "add_gradients", lambda *args: (honest(*args)[0], {name: number}))
     with pytest.raises(UsageError, match=f"{name}.*my_{name}"):
