@@ -79,8 +79,9 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
-            facts = formats.tree_of(Status(state=state, **facts))
-            disk.write_json(self.run_dir / "status.json", facts)
+            disk.write_json(
+                self.run_dir / "status.json", formats.tree_of(Status(state=state, **facts))
+            )
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -88,14 +89,13 @@ class Log:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            reason = public(str(error) or "interrupted")[:1000]  # before a URL is cut
             with suppress(OSError):  # a full disk must not hide the error
                 if not is_done(self.run_dir):  # else the new command was wrong, not the run
                     code = cli.exit_code(error)
                     self.status(
                         "preempted" if code == 130 else "failed",
                         step=progress.step,
-                        error=reason,
+                        error=public(str(error) or "interrupted")[:1000],  # before a URL is cut
                         exit_code=code,
                     )
             raise
@@ -129,7 +129,7 @@ class Log:
             self.wandb = None
 
 
-def with_own(yours: dict, ours: dict) -> dict:
+def with_own(yours: dict, ours: dict):
     """`ours`, the numbers that train.py adds up over the ranks, and `yours`, which then stand
     beside the fields of metrics.jsonl: UsageError for one under a name that means something
     already, or which is not one number."""
@@ -143,14 +143,14 @@ def with_own(yours: dict, ours: dict) -> dict:
     return ours | yours
 
 
-def kept(lines: list[tuple[bytes, Stamp]], step: int, validates: bool) -> bytes:
-    """Of these lines, those that a run which goes on after `step` will not write again: each start,
+def kept(lines: list[tuple], step: int, validates: bool) -> bytes:
+    """Of these (line, Stamp), those that a run which goes on after `step` will not write again: each start,
     and what is up to `step`, but no validation that is repeated. validates: whether the run
     begins with one; it ends with one on all rows in any case."""
     found = []
     for line, entry in lines:
-        is_repeated = validates and entry.val_bpb is not None or entry.full_val_bpb is not None
-        if entry.step < step or entry.step == step and not is_repeated:
+        again = entry.full_val_bpb if entry.val_bpb is None or not validates else True
+        if entry.step < step or entry.step == step and again is None:
             found.append(line + b"\n")
     return b"".join(found)
 
@@ -164,7 +164,7 @@ def write_report(run, sample: bool = False) -> str:
     try:
         if sample:
             # cuDNN would plan each length anew
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            with sdpa_kernel(SDPBackend.MATH):
                 return run.report.update(run, run.progress.step)
         return f"report      {run.report.write(run.log.run_dir)}"
     except Exception as error:

@@ -14,8 +14,9 @@ def time_left_s(run, step: int) -> float:
     if plan.steps == UNKNOWN:
         return 60 * run.preset.train.minutes
     evals = math.ceil(plan.steps / every) - step // every if every else 1
-    left = plan.steps - step
-    return run.meter.eta_s(left * plan.tokens_per_step, eval=evals, report=evals, save=1)
+    return run.meter.eta_s(
+        (plan.steps - step) * plan.tokens_per_step, eval=evals, report=evals, save=1
+    )
 
 
 def done_text(run, validation: str, report: str) -> str:

@@ -145,8 +145,10 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
     rows = {line.val_rows for run in (base, other) for line in run.validations} - {0}  # 0: unknown
     if "data_fingerprint" in differ or len(rows) > 1:
         both = f"the data or eval_tokens of {base.dir} and {other.dir}"
-        text = f"warning: {both} differ, so the bits per byte are of different text"
-        return [*differ.values(), text]
+        return [
+            *differ.values(),
+            f"warning: {both} differ, so the bits per byte are of different text",
+        ]
     only_noise = differ.keys() <= {"seed"}
     if not differ:
         advice = "no difference: options, seed, data and code are the same, so it is rounding"
@@ -179,7 +181,6 @@ def update(run, step: int) -> str:
     """While a run trains, after the validation of a step: add a sample of the raw model to
     samples.jsonl, and if a tenth of the run has passed since the last page, write the next one (at
     the end train.py does). Returns what the model wrote, for the screen. run: train.py's."""
-    folder = run.log.run_dir
     if run.plan.sharded:  # a forward pass needs all ranks
         line = "no samples of sharded weights while it trains: python eval.py sample draws them"
     else:
@@ -198,10 +199,10 @@ def update(run, step: int) -> str:
             step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text
         )
         # not json_of: a URL that the model wrote is no secret
-        disk.append(folder / "samples.jsonl", json.dumps(vars(sample)) + "\n")
+        disk.append(run.log.run_dir / "samples.jsonl", json.dumps(vars(sample)) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     # A page reads all that the run has logged: with each validation, a long run would pay more.
     if step < run.plan.steps <= 10 * (step - run.progress.page_step):
         run.progress.page_step = step
-        write(folder)
+        write(run.log.run_dir)
     return f"step {step:,} | {line}"

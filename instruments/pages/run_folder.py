@@ -56,8 +56,7 @@ class RunFolder:
         of = lambda kind: [line for line in lines if isinstance(line, kind)]
         self.steps = of(StepLine)
         self.validations = of(ValidationLine)
-        whole = of(FullValidationLine)
-        self.whole_validation = whole[-1] if whole else None
+        self.whole_validation = [None, *of(FullValidationLine)][-1]
         self.skipped = len(of(SkippedLine))
         self.starts = [line.start for line in of(StartLine)]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
@@ -99,7 +98,7 @@ class RunFolder:
         return statistics.median([line.step_s for line in self.steps] or [0])
 
     @cached_property
-    def _clock(self) -> tuple[list[int], np.ndarray]:
+    def _clock(self) -> tuple:
         """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
         compiles, counts as a median one."""
         tokens = [0, *(line.tokens for line in self.timed)]
