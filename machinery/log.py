@@ -144,9 +144,9 @@ def with_own(yours: dict, ours: dict):
 
 
 def kept(lines: list[tuple], step: int, validates: bool) -> bytes:
-    """Of these (line, Stamp), those that a run which goes on after `step` will not write again: each start,
-    and what is up to `step`, but no validation that is repeated. validates: whether the run
-    begins with one; it ends with one on all rows in any case."""
+    """Of these (line, Stamp), those that a run which goes on after `step` will not write again:
+    each start, and what is up to `step`, but no validation that is repeated. validates: whether the
+    run begins with one; it ends with one on all rows in any case."""
     found = []
     for line, entry in lines:
         again = entry.full_val_bpb if entry.val_bpb is None or not validates else True
