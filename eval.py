@@ -60,8 +60,6 @@ def main(argv: list[str]) -> int:
     if command in ("-h", "--help"):
         print(__doc__)
         return 0
-    if command == "noise":
-        raise UsageError("lesson 25 measures the noise: python course/room/25_rates.py RUN")
     room, function, options = cli.lookup("command", command, COMMANDS)
     module = importlib.import_module(room)
     run = getattr(module, function)

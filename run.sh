@@ -120,6 +120,7 @@ if [[ ! " $*" =~ " --data"[-_]"dir"[=\ ] ]]; then
   python prepare_data.py "$preset"
 fi
 python train.py "$preset" "$@"
+if ! grep -qs '"state": "done"' "$run/status.json"; then exit; fi  # with --profile, nothing is trained
 if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # trained since it was scored
   # data behind a URL, copied elsewhere by --stage: the error says how to score it by hand
   python eval.py loss "$preset" || [[ " $*" == *" --stage"* ]]

@@ -34,6 +34,7 @@ class Progress(Counters):
     resumed_at: int = 0  # the step of the checkpoint that it began from
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
+    page_step: float = -math.inf  # of the last report.html
     started_at: float = field(default_factory=time.monotonic)
     # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run
@@ -138,7 +139,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
             loader=loader,
             meter=build.make_meter(model, world, preset.run),
             token_bytes=torch.from_numpy(manifest.token_bytes()).to(world.device),
-            report=find_report() if world.is_first else None,
+            report=find_report(log) if world.is_first else None,
         )
         gc.collect()
         gc.freeze()  # these objects live to the end: the collector need not keep scanning them
@@ -176,13 +177,20 @@ def open_mirror(url: str, log: Log):
     return mirror.Mirror(url, log)
 
 
-def find_report() -> ModuleType | None:
-    """instruments/pages/report.py; None if it cannot be imported: instruments/ may be deleted."""
+def find_report(log: Log) -> ModuleType | None:
+    """instruments/pages/report.py; None, with a line that says why, if instruments/ was deleted or
+    a package cannot be imported. What is wrong in a file of ours is a traceback."""
     try:
         from instruments.pages import report
-    except ImportError:
-        return None
-    return report
+
+        return report
+    except ImportError as error:
+        if error.path and "-packages" not in error.path:  # it has no such name
+            raise
+        log.print(
+            f"report      none: {error}; pip install -r requirements.txt, or git "
+            "checkout instruments"
+        )
 
 
 def resume(trainer: Trainer, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:

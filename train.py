@@ -35,7 +35,7 @@ import session
 from bits_per_byte import loss_and_bpb, reads_future, score_text, sums_of
 from machinery import cli, errors, folders, formats, screen
 from machinery.formats import Step, StepLine, Trainer, counters_of
-from machinery.log import start_of, write_report
+from machinery.log import start_of, with_own, write_report
 from machinery.plan import UNKNOWN, with_steps
 from session import Run
 
@@ -101,15 +101,14 @@ def take_steps(run: Run) -> Iterator[Step]:
 
         # Up to here the host has only queued work for the GPU. This is the one place where it waits
         # for results, and where a step is judged.
-        totals = agree(run, sums | yours, norm)
+        totals = agree(run, sums, yours, norm)
         loss, bpb = loss_and_bpb(**{name: totals[name] for name in sums})
         more = {name: totals[name] for name in yours}
         if is_fp16:
             more["scale"] = scale
         # What makes the gradients those of the mean loss: backward has divided by tokens_per_step,
         # not by the targets that count (see add_gradients), and multiplied by the loss scale.
-        to_mean = plan.tokens_per_step / max(totals["counted"], 1)
-        factor = to_mean / scale
+        factor = plan.tokens_per_step / max(totals["counted"], 1) / scale
         step = Step(
             step=progress.step + 1,
             tokens=(progress.step + 1) * plan.tokens_per_step,
@@ -120,8 +119,9 @@ def take_steps(run: Run) -> Iterator[Step]:
             more=more,
         )
         if is_fp16:
-            after = optim.next_scale(scale, progress.fp16_good_steps, step.overflow)
-            progress.fp16_scale, progress.fp16_good_steps = after
+            progress.fp16_scale, progress.fp16_good_steps = optim.next_scale(
+                scale, progress.fp16_good_steps, step.overflow
+            )
         if not step.bad:
             if 0 < clip < step.norm:
                 factor *= clip / step.norm
@@ -135,7 +135,7 @@ def take_steps(run: Run) -> Iterator[Step]:
         yield step
 
 
-def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def add_gradients(run: Run, scale: float) -> tuple[dict, dict]:
     """Forward and backward of this rank's micro-batches, whose gradients add up in `p.grad`.
     Returns two kinds of sums over their targets, () each: the arguments of `loss_and_bpb` (nats,
     counted, text_nats, bytes), and your own numbers. scale: multiplies the gradients.
@@ -161,14 +161,14 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
     return sums, yours
 
 
-def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
-    """`sums` added up over all ranks, and `norm`, by name, as numbers of Python: one all-reduce,
-    one copy to the host. With them travels what all ranks must know at the same step: it sets
-    progress.stop (the signal that one of them has received, or 0), progress.save_now, and
-    progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
+def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict:
+    """`sums` and `yours` (see add_gradients) added up over all ranks, and `norm`, by name, as
+    numbers of Python: one all-reduce, one copy to the host. With them travels what all ranks must
+    know at the same step: it sets progress.stop (the signal that one of them has received, or 0),
+    progress.save_now, and progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
     progress = run.progress
-    minutes = (time.monotonic() - progress.saved_at) / 60
-    save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
+    seconds = time.monotonic() - progress.saved_at
+    save_now = 0 < 60 * run.options.save_minutes < seconds and not run.checkpoints.busy
     # After three failed saves in a row, all ranks save at the same step, which raises the error.
     save_now = save_now or run.checkpoints.error is not None
     from_first = {
@@ -179,7 +179,7 @@ def agree(run: Run, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
     if not run.world.is_first:
         from_first = dict.fromkeys(from_first, 0.0)  # so that the sum is the first rank's value
     signals = {f"signal {s}": run.signals.received == s for s in run.signals.STOP}
-    numbers = sums | from_first | signals
+    numbers = with_own(yours, sums | from_first | signals)
     # Added to a tensor that is on the device, a number travels with the command to add; a tensor
     # made of numbers would be copied there, for which the host waits.
     zero = torch.zeros_like(norm)
@@ -214,9 +214,10 @@ def fit_to_minutes(run: Run) -> None:
 
 def log_step(run: Run, step: Step) -> None:
     """Write a step to metrics.jsonl, and print its line when due; warn or raise if it was bad."""
-    log, progress, options = run.log, run.progress, run.options
+    log, progress, every = run.log, run.progress, run.options.log_every
     n = step.step
     step_s = run.meter.step(run.plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
+    took = dict(time=time.time(), step_s=step_s)
     if n > progress.resumed_at + 1:  # the first step of a process compiles
         progress.timed_s += step_s
         progress.timed_steps += 1
@@ -224,14 +225,14 @@ def log_step(run: Run, step: Step) -> None:
         skip_or_raise(run, step)
         log.write(
             formats.SkippedLine(
-                step=n, tokens=step.tokens, skipped=progress.skipped, more=step.more
+                step=n, tokens=step.tokens, skipped=progress.skipped, more=step.more, **took
             )
         )
         return
-    line = StepLine(**vars(step), time=time.time(), step_s=step_s, **run.meter.summary())
+    line = StepLine(**vars(step), **took, **run.meter.summary())
     log.write(line)
-    long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
-    if n in (1, run.plan.steps) or is_due(n, options.log_every) or long_silent:
+    long_silent = every and time.monotonic() - log.printed_at > 15  # seconds
+    if n in (1, run.plan.steps) or is_due(n, every) or long_silent:
         log.print(step_line(line, run.plan.steps, screen.time_left_s(run, n)))
 
 
@@ -282,8 +283,9 @@ def save_is_due(run: Run) -> bool:
     there, a longer run can go on as if it had been planned so."""
     step = run.progress.step
     options = run.options
-    by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
-    return by_steps or run.progress.save_now or step in (run.plan.keep_step, run.plan.steps)
+    if is_due(step, options.save_every) or is_due(step, options.keep_every):
+        return True
+    return run.progress.save_now or step in (run.plan.keep_step, run.plan.steps)
 
 
 def eval_is_due(run: Run) -> bool:
@@ -305,23 +307,15 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
         loss, bpb, by_source = score_text(
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
-    facts = dict(step=step, tokens=step * plan.tokens_per_step, val_rows=rows)
+    figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
+    kind = formats.ValidationLine
     if whole:
+        kind = formats.FullValidationLine
+        figures = {f"full_{name}": figure for name, figure in figures.items()}
         with torch.compiler.set_stance("force_eager"):  # compiled blocks know another shape
-            moved = reads_future(run.model.eval(), run.log.print)
+            figures["reads_future"] = reads_future(run.model.eval(), run.log.print)
         run.model.train()
-        line = formats.FullValidationLine(
-            **facts,
-            full_val_loss=loss,
-            full_val_bpb=bpb,
-            full_val_bpb_by_source=by_source,
-            reads_future=moved,
-        )
-    else:
-        line = formats.ValidationLine(
-            **facts, val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source
-        )
-    run.log.write(line)
+    run.log.write(kind(step=step, tokens=step * plan.tokens_per_step, val_rows=rows, **figures))
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{screen.sources_line(by_source)}"
@@ -341,8 +335,9 @@ def evaluate(run: Run) -> None:
         if progress.saved_step != step:
             save(run)
         run.checkpoints.mark_best(step)  # when its save has ended
-    with run.meter.paused("report"):
-        run.log.print(write_report(run, sample=True))
+    if run.report:
+        with run.meter.paused("report"):
+            run.log.print(write_report(run, sample=True))
 
 
 def save(run: Run, wait: bool = False) -> None:

@@ -61,7 +61,8 @@ def checked(kind: Any, value: Any, where: object) -> Any:
 
 def fitted(kind: Any, value: Any, place: str) -> Any:
     """`value`, which is at this place in the tree, as `kind`; or Misfit."""
-    origin, args = form_of(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is dict:
         name, one = args
         items = of_type(dict, value, place).items()
@@ -102,15 +103,8 @@ def of_type(kind: Any, value: Any, place: str) -> Any:
 
 
 @cache
-def form_of(kind: Any) -> tuple[Any, tuple]:
-    """Of list[int]: list and (int,); of int: None and (). Kept, as is hints_of, since a file of
-    metrics has a hundred thousand lines."""
-    return get_origin(kind), get_args(kind)
-
-
-@cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The kinds of a dataclass's fields."""
+    """The kinds of a dataclass's fields; kept, since metrics.jsonl has a hundred thousand lines."""
     return get_type_hints(kind, include_extras=True)
 
 
@@ -470,13 +464,22 @@ class Export(Provenance):
 
 
 @on_disk
-class Step:
-    """What train.py knows of a step when it judges it: over all its micro-batches and ranks."""
+class Taken:
+    """A step that was taken, whatever came of it."""
 
     step: Whole
     """From 1 on."""
     tokens: Whole
     """Trained on, with those of this step."""
+    more: dict[str, float] = field(default_factory=dict)
+    """Numbers that you add in train.py, and in fp16 the loss scale: in the file, they stand beside
+    the others."""
+
+
+@on_disk
+class Step(Taken):
+    """What train.py knows of a step when it judges it: over all its micro-batches and ranks."""
+
     loss: Number
     """Mean cross-entropy, in nats (-ln p), of the targets that count."""
     bpb: Number
@@ -485,9 +488,6 @@ class Step:
     """The schedule's factor on every learning rate."""
     norm: Number
     """Of the loss's gradient, before clipping."""
-    more: dict[str, float] = field(default_factory=dict)
-    """Numbers that you add in train.py, and in fp16 the loss scale: in the file, they stand beside
-    the others."""
 
     @property
     def bad(self) -> bool:
@@ -530,14 +530,15 @@ class StepLine(Step):
 
 
 @on_disk
-class SkippedLine:
+class SkippedLine(Taken):
     """A step with numbers that were not finite, which changed no weight."""
 
-    step: Whole
-    tokens: Whole
     skipped: Whole
     """Of them so far, without overflows of fp16."""
-    more: dict[str, float] = field(default_factory=dict)
+    time: Time = 0
+    """When it ended; 0, as the next one: in older files."""
+    step_s: Number = 0
+    """Seconds that it took."""
 
 
 @on_disk
@@ -609,10 +610,11 @@ METRICS = StepLine | ValidationLine | FullValidationLine | SkippedLine | StartLi
 
 @on_disk
 class Stamp:
-    """Any of these lines but a StartLine, and a SampleLine, of any version: what decides whether it
-    stays when a run resumes."""
+    """Any of these lines, or a SampleLine, of any version: what decides whether it stays when a
+    run resumes."""
 
-    step: Whole
+    step: Whole = 0
+    """0 in a StartLine, which always stays."""
     val_bpb: Any = None
     full_val_bpb: Any = None
 

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from config import UsageError
 from machinery import cli, code, disk, formats, ranks
 from machinery.errors import DataError, reason_of
 from machinery.formats import Stamp, Start, StartLine, Status
@@ -64,11 +66,11 @@ class Log:
         if not self.is_first:
             return
         for file in (self.file, self.run_dir / "samples.jsonl"):
-            lines = formats.lines_in(file, Stamp | StartLine)
+            lines = formats.lines_in(file, Stamp)
             if lines:
                 disk.write_bytes(file, kept(lines, step, validates))
             elif os.path.lexists(file):  # it cannot be read today
-                file.rename(file.with_name(f"{file.stem}_unread.jsonl"))
+                file.rename(file.with_name(f"{file.stem}_unread_{time.time_ns()}.jsonl"))
         self.write(StartLine(start=start))
         self.status("running", from_step=step, process=os.getpid())
         if self.wants_wandb:
@@ -77,8 +79,9 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
-            tree = formats.tree_of(Status(state=state, **facts))
-            disk.write_json(self.run_dir / "status.json", tree)
+            disk.write_json(
+                self.run_dir / "status.json", formats.tree_of(Status(state=state, **facts))
+            )
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -86,12 +89,15 @@ class Log:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            reason = public(str(error) or "interrupted")[:1000]  # before a URL is cut
             with suppress(OSError):  # a full disk must not hide the error
                 if not is_done(self.run_dir):  # else the new command was wrong, not the run
                     code = cli.exit_code(error)
-                    state = "preempted" if code == 130 else "failed"
-                    self.status(state, step=progress.step, error=reason, exit_code=code)
+                    self.status(
+                        "preempted" if code == 130 else "failed",
+                        step=progress.step,
+                        error=public(str(error) or "interrupted")[:1000],  # before a URL is cut
+                        exit_code=code,
+                    )
             raise
         finally:
             if self.wandb:
@@ -123,18 +129,28 @@ class Log:
             self.wandb = None
 
 
-def kept(lines: list[tuple[bytes, Stamp | StartLine]], step: int, validates: bool) -> bytes:
-    """Of these lines, those that a run which goes on after `step` will not write again: each start,
-    and what is up to `step`, but no validation that is repeated. validates: whether the run
-    begins with one; it ends with one on all rows in any case."""
+def with_own(yours: dict, ours: dict):
+    """`ours`, the numbers that train.py adds up over the ranks, and `yours`, which then stand
+    beside the fields of metrics.jsonl: UsageError for one under a name that means something
+    already, or which is not one number."""
+    taken = {*ours, "scale"}.union(*map(formats.hints_of, get_args(formats.METRICS)))
+    for name, x in yours.items():
+        if name in taken or getattr(x, "ndim", 0):
+            raise UsageError(
+                f"yours[{name!r}] is refused: it must be one number, as x.sum() is, under a name "
+                f"that nothing else has; try my_{name}"
+            )
+    return ours | yours
+
+
+def kept(lines: list[tuple], step: int, validates: bool) -> bytes:
+    """Of these (line, Stamp), those that a run which goes on after `step` will not write again:
+    each start, and what is up to `step`, but no validation that is repeated. validates: whether the
+    run begins with one; it ends with one on all rows in any case."""
     found = []
     for line, entry in lines:
-        if isinstance(entry, StartLine) or entry.step < step:
-            stays = True
-        else:
-            is_repeated = validates and entry.val_bpb is not None or entry.full_val_bpb is not None
-            stays = entry.step == step and not is_repeated
-        if stays:
+        again = entry.full_val_bpb if entry.val_bpb is None or not validates else True
+        if entry.step < step or entry.step == step and again is None:
             found.append(line + b"\n")
     return b"".join(found)
 
@@ -142,13 +158,13 @@ def kept(lines: list[tuple[bytes, Stamp | StartLine]], step: int, validates: boo
 def write_report(run, sample: bool = False) -> str:
     """Write report.html, and if asked, a sample of the model's text. Returns the line
     to print; it also reports an error, which must not end the run. run.report:
-    instruments/pages/report.py; None on the other ranks, or if it cannot be imported."""
+    instruments/pages/report.py; None on the other ranks, or as session.find_report has said."""
     if run.report is None:
-        return "report      none: instruments/ cannot be imported"
+        return "report      none"
     try:
         if sample:
-            kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-            with sdpa_kernel(kernels):  # cuDNN would plan each length anew
+            # cuDNN would plan each length anew
+            with sdpa_kernel(SDPBackend.MATH):
                 return run.report.update(run, run.progress.step)
         return f"report      {run.report.write(run.log.run_dir)}"
     except Exception as error:
@@ -157,16 +173,14 @@ def write_report(run, sample: bool = False) -> str:
 
 def start_of(argv: list[str], run) -> Start:
     """On what this process runs, and by which command."""
-    options = run.preset.run
-    world = run.world
     return Start(
         time=time.time(),
         # word by word: in a whole line, the @ of another word would seem to end a password
         command=shlex.join(["train.py", *map(public, argv)]),
-        device=ranks.device_name(world),
-        world_size=world.world_size,
-        data_dir=options.data_dir,
-        init_from=options.init_from,
+        device=ranks.device_name(run.world),
+        world_size=run.world.world_size,
+        data_dir=run.options.data_dir,
+        init_from=run.options.init_from,
         code=code.of_process()[0],
         flops_per_token=run.model.flops_per_token(),
         micro_batch=run.plan.micro_batch,

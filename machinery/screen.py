@@ -14,8 +14,9 @@ def time_left_s(run, step: int) -> float:
     if plan.steps == UNKNOWN:
         return 60 * run.preset.train.minutes
     evals = math.ceil(plan.steps / every) - step // every if every else 1
-    tokens_left = (plan.steps - step) * plan.tokens_per_step
-    return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
+    return run.meter.eta_s(
+        (plan.steps - step) * plan.tokens_per_step, eval=evals, report=evals, save=1
+    )
 
 
 def done_text(run, validation: str, report: str) -> str:
@@ -23,11 +24,10 @@ def done_text(run, validation: str, report: str) -> str:
     log = run.log
     progress = run.progress
     step = progress.step
-    seconds = time.monotonic() - progress.started_at
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
     return (
         f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
-        f"{duration(seconds)}{since}; {validation}\n"
+        f"{duration(time.monotonic() - progress.started_at)}{since}; {validation}\n"
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
         f"metrics     {log.file}\n{report}\n"
         f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "

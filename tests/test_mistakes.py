@@ -132,7 +132,6 @@ TO_ONE = {
         "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),
     },
     "eval.py": {"": ("loss, sample, chat, choice",)},
-    "eval.py noise tiny": {"": ("python course/room/25_rates.py RUN",)},
     "eval.py choice tiny": {"--run_dir {run} --task": ("--task",)},
     "eval.py serve tiny": {"--host x": ("--host", "ssh -L")},
     "export.py tiny": {

@@ -9,6 +9,8 @@ import subprocess
 import pytest
 from conftest import ROOT
 
+from machinery import disk
+
 # `-m venv .venv` copies the script there; as .venv/bin/python it notes its arguments, and for pip
 # also the requirements
 PYTHON = """#!/usr/bin/env bash
@@ -120,14 +122,21 @@ def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
     ],
 )
 def test_a_whole_run(words, prepares, store, machine, tmp_path):
-    (tmp_path / "runs" / "d12" / "checkpoints" / "step_00000001").mkdir(parents=True)
+    run_dir = tmp_path / "runs" / "d12"
+    (run_dir / "checkpoints" / "step_00000001").mkdir(parents=True)
+    begin = [*["prepare_data.py d12"] * prepares, f"train.py {words}"]
+    for state in ({}, {"state": "profiled"}):  # nothing was trained, and nothing went wrong
+        disk.write_json(run_dir / "status.json", state)
+        done = machine("580.65", words=words.split())
+        assert done.returncode == 0 and _commands(tmp_path, ".py") == begin
+        (tmp_path / "commands").unlink()
+    disk.write_json(run_dir / "status.json", {"state": "done"})
     done = machine("580.65", words=words.split())
     assert done.returncode == 0, done.stderr
     assert (tmp_path / ".venv" / "requirements-store.txt").exists() == store
-    begin = [*["prepare_data.py d12"] * prepares, f"train.py {words}"]
     once = [*begin, "eval.py loss d12", "eval.py sample d12"]
     assert _commands(tmp_path, ".py") == once
-    (tmp_path / "runs" / "d12" / "eval.jsonl").write_text("")
+    (run_dir / "eval.jsonl").write_text("")
     assert machine("580.65", words=words.split()).returncode == 0
     assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had scored is not scored again
 

@@ -86,8 +86,9 @@ def compared(runs: list[RunFolder], common: int) -> str:
     from the first, and what that is worth."""
     whole = all(run.whole_validation for run in runs)
     last = "bpb of all rows" if whole else "last bpb"
-    at = f"bpb at {short(common)}"
-    head = ("run", "tokens", last, at, "difference", "tok/s", "time until there")
+    head = (
+        "run", "tokens", last, f"bpb at {short(common)}", "difference", "tok/s", "time until there",
+    )  # fmt: skip
     lines = multiplier.aligned([head, *(row(run, runs[0], common, whole) for run in runs)])
     for run in runs[1:]:
         lines += ["", *pair(runs[0], run, common)]
@@ -171,8 +172,7 @@ def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:
     unknown = [str(run.dir) for run in (a, b) if not run.codes or run.first_step > 1]
     if unknown:
         return differ | dict(code=f"code: not that of all steps is known of {', '.join(unknown)}")
-    where = (a.dir, b.dir)
-    found = {code.difference(x, y, where) for x in a.codes for y in b.codes} - {""}
+    found = {code.difference(x, y, (a.dir, b.dir)) for x in a.codes for y in b.codes} - {""}
     if found:
         differ["code"] = f"code: {'; '.join(sorted(found))} between {a.dir} and {b.dir}"
     return differ
@@ -183,27 +183,30 @@ def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:
 
 def update(run, step: int) -> str:
     """While a run trains, after the validation of a step: add a sample of the raw model to
-    samples.jsonl, and write the page (at the end train.py does). Returns what the model wrote, for
-    the screen. run: train.py's."""
-    folder = run.log.run_dir
+    samples.jsonl, and if a tenth of the run has passed since the last page, write the next one (at
+    the end train.py does). Returns what the model wrote, for the screen. run: train.py's."""
     if run.plan.sharded:  # a forward pass needs all ranks
         line = "no samples of sharded weights while it trains: python eval.py sample draws them"
     else:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
         prompt = find_prompts(run.preset.name, run.manifest)[0]
         tuned = bool(run.manifest.marks)
-        config = SampleConfig(max_new_tokens=SAMPLE_TOKENS)
         run.model.eval()
         try:
-            (said,) = continuations(run.model, tokenizer, [prompt], tuned, config)
+            (said,) = continuations(
+                run.model, tokenizer, [prompt], tuned, SampleConfig(max_new_tokens=SAMPLE_TOKENS)
+            )
         finally:
             run.model.train()
         text = prompt + "\n" * tuned + said
-        tokens = step * run.plan.tokens_per_step
-        sample = SampleLine(step=step, tokens=tokens, prompt=prompt, text=text)
+        sample = SampleLine(
+            step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text
+        )
         # not json_of: a URL that the model wrote is no secret
-        disk.append(folder / "samples.jsonl", json.dumps(vars(sample)) + "\n")
+        disk.append(run.log.run_dir / "samples.jsonl", json.dumps(vars(sample)) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
-    if step < run.plan.steps:
-        write(folder)
+    # A page reads all that the run has logged: with each validation, a long run would pay more.
+    if step < run.plan.steps <= 10 * (step - run.progress.page_step):
+        run.progress.page_step = step
+        write(run.log.run_dir)
     return f"step {step:,} | {line}"

@@ -57,18 +57,19 @@ class RunFolder:
         of = lambda kind: [line for line in lines if isinstance(line, kind)]
         self.steps = of(StepLine)
         self.validations = of(ValidationLine)
-        whole = of(FullValidationLine)
-        self.whole_validation = whole[-1] if whole else None
+        self.whole_validation = [None, *of(FullValidationLine)][-1]
         self.skipped = len(of(SkippedLine))
         self.starts = [line.start for line in of(StartLine)]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
         self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
-        taken = [line.step for line in of(StepLine | SkippedLine)]
+        taken = of(StepLine | SkippedLine)
+        self.timed = [line for line in taken if line.time]  # older folders do not time skipped ones
+        steps = [line.step for line in taken]
         # 1, unless it was begun from a checkpoint of another run
-        self.first_step = min(taken, default=1)
-        self.last_step = max(taken, default=0)
+        self.first_step = min(steps, default=1)
+        self.last_step = max(steps, default=0)
 
     def options(self) -> dict[str, Any]:
         """What decides its numbers and its speed: config.json, and lists of what its starts
@@ -98,14 +99,14 @@ class RunFolder:
         return statistics.median([line.step_s for line in self.steps] or [0])
 
     @cached_property
-    def _clock(self) -> tuple[np.ndarray, np.ndarray]:
+    def _clock(self) -> tuple:
         """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
         compiles, counts as a median one."""
-        tokens = np.array([0, *(line.tokens for line in self.steps)])
-        seconds = np.array([line.step_s for line in self.steps])
-        ended = [line.time for line in self.steps]
-        firsts = {0, *np.searchsorted(ended, [start.time for start in self.starts])}
-        seconds[sorted(firsts - {len(seconds)})] = self.usual_s
+        tokens = [0, *(line.tokens for line in self.timed)]
+        ended = [line.time for line in self.timed]
+        begun = np.searchsorted([start.time for start in self.starts], ended, "right")
+        is_first = np.diff(begun, prepend=-1) > 0
+        seconds = np.where(is_first, self.usual_s, [line.step_s for line in self.timed])
         return tokens, np.cumsum([0, *seconds])
 
     def trained(self) -> list[Start]:
@@ -128,14 +129,14 @@ class RunFolder:
         """Of the starts whose steps are in the run, each once, the newest last; [] if one of them
         is not known."""
         codes = [start.code for start in self.trained()]
-        each = [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
-        return [] if None in codes else each
+        if None in codes:
+            return []
+        return [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
 
     def processes(self) -> list["Process"]:
         """The starts whose steps are in the run; those of others were redone."""
-        ends = [*(start.time for start in self.starts[1:]), math.inf]
         processes = []
-        for start, end in zip(self.starts, ends):
+        for start, end in zip(self.starts, [*(s.time for s in self.starts[1:]), math.inf]):
             own = [line for line in self.steps if start.time <= line.time < end]
             if own:
                 processes.append(Process(start, own))

@@ -2,14 +2,18 @@
 
 import socket
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from conftest import losses, metrics, read_lines, write_lines
+import torch
+from conftest import losses, metrics, read_lines, train_here, write_lines
 from faults import start
 
+import session
+import train
+from config import UsageError
 from machinery import log
-from machinery.formats import Stamp, Start, StartLine
+from machinery.formats import Stamp, Start
 
 FAKE = """from types import SimpleNamespace
 Settings = SimpleNamespace
@@ -118,7 +122,7 @@ def test_lines_that_are_no_records_are_left_out(tmp_path):
 
 def test_what_a_resumed_run_writes_again_is_dropped():
     lines = [
-        (b"start", StartLine(start=START)),
+        (b"start", Stamp()),
         (b"before", Stamp(step=4, full_val_bpb=1.0)),
         (b"at", Stamp(step=5)),
         (b"full", Stamp(step=5, full_val_bpb=1.0)),
@@ -130,6 +134,47 @@ def test_what_a_resumed_run_writes_again_is_dropped():
 
 
 def test_what_cannot_be_read_today_is_kept(tmp_path):
-    (tmp_path / "metrics.jsonl" / "inner").mkdir(parents=True)
-    begin(tmp_path)
-    assert (tmp_path / "metrics_unread.jsonl" / "inner").exists()
+    for n in range(3):
+        (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+        (tmp_path / "metrics.jsonl" / f"inner{n}").mkdir(parents=True)
+        begin(tmp_path)
+    assert len([*tmp_path.glob("metrics_unread_*/inner?")]) == 3
+
+
+@pytest.mark.parametrize("name", ["bytes", "norm", "save_now", "signal 15", "scale", "mine"])
+def test_a_number_of_yours_replaces_none_of_ours(name, small_data, tmp_path, monkeypatch):
+    """Of those that are added up over the ranks, or stand in metrics.jsonl; and it is one."""
+    honest = train.add_gradients
+    number = torch.ones(2 if name == "mine" else ())
+
+    monkeypatch.setattr(train, "add_gradients", lambda *args: (honest(*args)[0], {name: number}))
+    with pytest.raises(UsageError, match=f"{name}.*my_{name}"):
+        train_here(small_data, tmp_path)
+    assert not losses(tmp_path)
+
+
+MISSING = {
+    "raise ModuleNotFoundError('no jinja2', name='jinja2')": "no jinja2; pip",
+    "raise ImportError('libz.so', name='matplotlib')": "libz.so; pip",
+    "from machinery.disk import nothing": "",
+    "from machinery import nothing": "",
+}
+
+
+@pytest.mark.parametrize("line", MISSING)
+def test_a_package_that_is_missing_is_named_and_a_mistake_is_shown(
+    line, tmp_path, monkeypatch, capsys
+):
+    """In what the report imports: in the first case a run has no report, and says so once."""
+    name = "instruments.pages.report"
+    finder = SimpleNamespace(find_spec=lambda wanted, *_: exec(line) if wanted == name else None)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(name, raising=False)
+    run_log = log.Log(tmp_path, is_first=True)
+    if MISSING[line]:
+        assert session.find_report(run_log) is None
+        assert MISSING[line] in capsys.readouterr().out
+    else:
+        with pytest.raises(ImportError, match="nothing"):
+            session.find_report(run_log)
