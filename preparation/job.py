@@ -304,13 +304,21 @@ def reuse(job: Job) -> shards.Manifest | None:
         return None
     if not same_text:
         say("the installed Python files have changed since; the data is kept as it was made")
-    return manifest if manifest.facts.tokens_wanted == job.tokens else None
+    before = manifest.facts.tokens_wanted
+    if before == job.tokens:
+        return manifest
+    say(
+        f"{job.folder} is prepared with other --tokens; runs that began before go on with "
+        f"--tokens {before or 'all'} again"
+    )
+    return None
 
 
 def sweep(job: Job) -> None:
-    """Remove what earlier preparations in this folder left: temporary files, the rows packed from
-    leftovers, and units of other options or other text, since this job's shards have the same
-    names. Below DATA_DIR there may be folders of others: only its own are looked into."""
+    """Remove what earlier preparations in this folder left: temporary files, and units of other
+    options or other text, since this job's shards have the same names. Rows of fewer units
+    (leftover_*) stay: a run may be training on them. Below DATA_DIR there may be folders of others:
+    only its own are looked into."""
     all_units = job.unit_dir.parent
     folders = [  # no link leads elsewhere
         disk.inside(job.folder, f"{split}/{source.name}")
@@ -319,9 +327,6 @@ def sweep(job: Job) -> None:
     ]
     for folder in (job.folder, all_units, job.unit_dir, *folders):
         disk.sweep(folder.glob(disk.TEMPORARY))
-    for folder in folders:
-        for path in folder.glob("leftover_????????_?????_*.npy"):
-            path.unlink()
     for other in all_units.glob("[0-9a-f]" * 16):
         if other.is_dir() and not other.is_symlink() and other != job.unit_dir:
             say(f"starting {job.folder} again: other options or other text", file=sys.stderr)

@@ -95,8 +95,10 @@ class Server:
             self.model = names[0]
 
     def without_key(self, text: str) -> str:
-        """A text of the server's, which may repeat the key."""
-        return text.replace(self.key, "OPENAI_API_KEY") if self.key else text
+        """A text of the server's, which may repeat the key, also in pieces."""
+        starts = range(max(1, len(self.key) - 7))
+        pieces = "|".join(re.escape(self.key[i : i + 8]) for i in starts)
+        return re.sub(pieces, "(key)", text) if self.key else text
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -802,10 +802,10 @@ def test_a_start_removes_nothing_of_others(jsonl, tmp_path):
     others = f"""other/.tmp-manifest.json-0a1b2c3d other/train/docs/.tmp-unit.npy-0a1b2c3d
         other/.units/{digits}/.tmp-docs_00000.json-0a1b2c3d runs/x/.tmp-step_1-0a1b2c3d/dcp
         train/cats/leftover_1.jpg train/docs/.tmp-mine train/docs/leftover_mine .tmp-1 .units/mine/x
-        train/docs/leftover_of/mine videos/docs/leftover_2 .units_of_mine/x"""
+        train/docs/leftover_of/mine videos/docs/leftover_2 .units_of_mine/x
+        val/docs/leftover_0a1b2c3d_00001_00.npy"""
     left = f""".tmp-manifest.json-0a1b2c3d train/docs/.tmp-unit_00000_00.npy-0a1b2c3d
-        val/docs/leftover_0a1b2c3d_00001_00.npy .units/{digits}/docs_00000.json
-        .units/.tmp-remote-0a1b2c3d"""
+        .units/{digits}/docs_00000.json .units/.tmp-remote-0a1b2c3d"""
     for name in (others + " " + left).split():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
