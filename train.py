@@ -135,7 +135,7 @@ def take_steps(run: Run) -> Iterator[Step]:
         yield step
 
 
-def add_gradients(run: Run, scale: float) -> tuple[dict, dict]:
+def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Forward and backward of this rank's micro-batches, whose gradients add up in `p.grad`.
     Returns two kinds of sums over their targets, () each: the arguments of `loss_and_bpb` (nats,
     counted, text_nats, bytes), and your own numbers. scale: multiplies the gradients.
@@ -161,14 +161,14 @@ def add_gradients(run: Run, scale: float) -> tuple[dict, dict]:
     return sums, yours
 
 
-def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict:
+def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
     """`sums` and `yours` (see add_gradients) added up over all ranks, and `norm`, by name, as
     numbers of Python: one all-reduce, one copy to the host. With them travels what all ranks must
     know at the same step: it sets progress.stop (the signal that one of them has received, or 0),
     progress.save_now, and progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
     progress = run.progress
-    seconds = time.monotonic() - progress.saved_at
-    save_now = 0 < 60 * run.options.save_minutes < seconds and not run.checkpoints.busy
+    minutes = (time.monotonic() - progress.saved_at) / 60
+    save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
     # After three failed saves in a row, all ranks save at the same step, which raises the error.
     save_now = save_now or run.checkpoints.error is not None
     from_first = {
