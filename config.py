@@ -195,8 +195,6 @@ class TrainConfig:
     """Optimizer steps; 0: as many as `tokens` takes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
-    minutes: Amount = 0.0
-    """Minutes of training, instead of steps or tokens."""
     epochs: Amount = 0.0
     """How often to read the data's training rows (2, or 0.5), instead of steps or tokens."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
@@ -248,14 +246,6 @@ class TrainConfig:
         check_values(self)
         if any(self.decay_mixture) and not self.decay:
             raise UsageError("--decay_mixture has no effect with --decay 0")
-        fits = self.schedule == "wsd" and self.decay <= 0.9 and not any(self.decay_mixture)
-        if self.minutes and not fits:
-            raise UsageError(
-                f"--minutes {self.minutes:g} needs --schedule wsd, --decay 0.9 or less and no "
-                f"--decay_mixture (here: {self.schedule}, {self.decay:g}, "
-                f"{' '.join(self.decay_mixture) or 'none'}): the number of steps is not known "
-                "before the learning rate falls"
-            )
 
 
 @dataclass(frozen=True)
@@ -503,6 +493,7 @@ _FOREIGN = {
     "--lr_scale, or with --optimizer adamw --lr": "learning_rate max_lr",
     "--steps": "max_iters max_steps num_iterations train_iters",
     "--epochs": "num_train_epochs",
+    "--steps, as many as fit: the line of a step says how long one takes": "minutes",
     "--warmup": "warmup_iters warmup_steps lr_warmup_iters",
     "--schedule": "lr_scheduler_type lr_decay_style decay_lr",
     "--final_lr (a fraction)": "min_lr",

@@ -23,7 +23,7 @@ import flops
 from machinery import build, checkpoint, cli, folders, ranks, shards, trained
 from machinery.formats import Counters, Trainer, counters_of
 from machinery.log import Log, is_done
-from machinery.plan import Plan, make_plan, with_steps
+from machinery.plan import Plan, make_plan
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,6 @@ class Progress(Counters):
     # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run
     save_now: bool = False  # by the first rank's clock, a checkpoint is due
-    mean_s: float = 0.0  # of a timed step, by that clock
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Run:
     """The parts of a run, built and ready to use."""
 
     preset: cfg.Preset  # what was asked for, with what the data decide filled in
-    plan: Plan  # what follows from it; with --minutes, train.fit_to_minutes replaces it
+    plan: Plan  # what follows from it
     world: ranks.World  # this process: rank, device, dtype
     manifest: shards.Manifest  # of the data
     log: Log
@@ -86,9 +85,8 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     if foreign:
         foreign.check_data(manifest, preset)
     plan = make_plan(preset, world)
-    if not preset.train.minutes:
-        # --tokens was another way to say --steps: from here on the latter alone is set.
-        preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
+    # --tokens was another way to say --steps: from here on the latter alone is set.
+    preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     order = folders.training_order(preset, plan, manifest)
     about = build.describe(typed, preset, plan, manifest, order, world)
     log = Log(Path(preset.run.run_dir), world.is_first, preset.run.wandb)
@@ -109,7 +107,6 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
         folders.describe_run(preset, manifest, world)
         if trainer:
             plan = resume(trainer, preset, plan, log, progress)
-            checkpoints.keep_step = plan.keep_step
         if progress.step >= plan.steps and world.team.on_first(lambda: is_done(log.run_dir)):
             log.print(
                 f"{log.run_dir} is finished ({progress.step:,} steps); python eval.py sample "
@@ -200,8 +197,6 @@ def resume(trainer: Trainer, preset: cfg.Preset, plan: Plan, log: Log, progress:
     progress.resumed_at = progress.saved_step = trainer.step
     if trainer.eval_tokens != preset.run.eval_tokens:  # its score is of other rows
         progress.best_bpb = math.inf
-    if preset.train.minutes:
-        plan = with_steps(plan, trainer.steps, preset.train.decay)
     if plan.auto_micro_batch and trainer.world_size == plan.world_size:
         # another order of summation would not give the same bits
         plan = replace(plan, micro_batch=trainer.micro_batch)

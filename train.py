@@ -36,7 +36,6 @@ from bits_per_byte import loss_and_bpb, reads_future, score_text, sums_of
 from machinery import cli, errors, folders, formats, screen
 from machinery.formats import Step, StepLine, Trainer, counters_of
 from machinery.log import start_of, with_own, write_report
-from machinery.plan import UNKNOWN, with_steps
 from session import Run
 
 
@@ -70,7 +69,6 @@ def train(run: Run) -> None:
     if eval_is_due(run):
         evaluate(run)  # on resume too: a kill may have come between save and validation
     for step in take_steps(run):
-        fit_to_minutes(run)
         log_step(run, step)
         if save_is_due(run):
             save(run)  # before the validation: a kill during it then loses no step
@@ -82,12 +80,12 @@ def take_steps(run: Run) -> Iterator[Step]:
     """Take one optimizer step after another, until the last one or a signal; yield the numbers of
     each."""
     progress = run.progress
+    plan = run.plan
     clip = run.preset.train.grad_clip
     is_fp16 = run.world.dtype == torch.float16
     progress.saved_at = time.monotonic()  # from here on, save_minutes are counted
     run.meter.start()
-    while progress.step < run.plan.steps and not progress.stop:
-        plan = run.plan  # with --minutes, another one after each step
+    while progress.step < plan.steps and not progress.stop:
         lr = optim.set_schedule(run.optimizers, progress.step, plan.steps, run.preset.train)
         scale = progress.fp16_scale if is_fp16 else 1.0  # keeps small gradients above 0 in fp16
         sums, yours = add_gradients(run, scale)
@@ -164,18 +162,14 @@ def add_gradients(run: Run, scale: float) -> tuple[dict[str, Tensor], dict[str, 
 def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
     """`sums` and `yours` (see add_gradients) added up over all ranks, and `norm`, by name, as
     numbers of Python: one all-reduce, one copy to the host. With them travels what all ranks must
-    know at the same step: it sets progress.stop (the signal that one of them has received, or 0),
-    progress.save_now, and progress.mean_s (seconds of a step so far, for fit_to_minutes)."""
+    know at the same step: it sets progress.stop (the signal that one of them has received, or 0)
+    and progress.save_now."""
     progress = run.progress
     minutes = (time.monotonic() - progress.saved_at) / 60
     save_now = 0 < run.options.save_minutes < minutes and not run.checkpoints.busy
     # After three failed saves in a row, all ranks save at the same step, which raises the error.
     save_now = save_now or run.checkpoints.error is not None
-    from_first = {
-        "norm": norm,
-        "save_now": save_now,
-        "mean_s": progress.timed_s / max(progress.timed_steps, 1),
-    }
+    from_first = {"norm": norm, "save_now": save_now}
     if not run.world.is_first:
         from_first = dict.fromkeys(from_first, 0.0)  # so that the sum is the first rank's value
     signals = {f"signal {s}": run.signals.received == s for s in run.signals.STOP}
@@ -190,26 +184,7 @@ def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
     totals = dict(zip(numbers, summed.tolist()))
     progress.stop = next((s for s in run.signals.STOP if totals[f"signal {s}"]), 0)
     progress.save_now = totals["save_now"] > 0
-    progress.mean_s = totals["mean_s"]
     return totals
-
-
-def fit_to_minutes(run: Run) -> None:
-    """With --minutes: plan as many steps as fit, by the speed so far (of three steps or more),
-    until the learning rate begins to fall. Nothing has depended on their number before; from there
-    on it is fixed."""
-    progress, plan, config = run.progress, run.plan, run.preset.train
-    step = progress.step
-    if not config.minutes or step > plan.keep_step or progress.timed_steps < 3:
-        return
-    fitting = round(60 * config.minutes / max(progress.mean_s, 1e-6))
-    run.plan = plan = with_steps(plan, fitting, config.decay, step)
-    if plan.keep_step == step:
-        run.checkpoints.keep_step = step
-        run.log.print(
-            f"step {step:,}: the number of steps is fixed from here on: {plan.steps:,}, which take "
-            f"{screen.duration(plan.steps * progress.mean_s)} of training"
-        )
 
 
 def log_step(run: Run, step: Step) -> None:
@@ -218,9 +193,6 @@ def log_step(run: Run, step: Step) -> None:
     n = step.step
     step_s = run.meter.step(run.plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
     took = dict(time=time.time(), step_s=step_s)
-    if n > progress.resumed_at + 1:  # the first step of a process compiles
-        progress.timed_s += step_s
-        progress.timed_steps += 1
     if step.bad:
         skip_or_raise(run, step)
         log.write(
@@ -242,10 +214,9 @@ def step_line(r: StepLine, steps: int, left_s: float) -> str:
         used = f"mfu n/a, {r.tflops_full:.2f}/{r.tflops_causal:.2f} TFLOP/s full/causal"
     else:
         used = f"mfu {r.mfu_full:.1%} full {r.mfu_causal:.1%} causal"
-    of = f"{steps:,}" if steps < UNKNOWN else "?"
     others = "".join(f" | {name} {value:g}" for name, value in r.more.items())
     return (
-        f"step {r.step:,}/{of} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
+        f"step {r.step:,}/{steps:,} | loss {r.loss:.4f} | bpb {r.bpb:.3f} | lr {r.lr:.3f} | "
         f"|g| {r.norm:.3f} | {r.dt_ms:.0f} ms | {screen.short(r.tokens_per_s)} tok/s | {used} | "
         f"data {r.data_wait_ms:.1f} ms | {screen.duration(left_s)} left{others}"
     )

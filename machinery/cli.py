@@ -99,7 +99,7 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
 
 def of_one_length(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
     """How long to train, as typed, in place of what the preset says; UsageError if typed twice."""
-    usual = dict(steps=0, tokens="", minutes=0.0, epochs=0.0)
+    usual = dict(steps=0, tokens="", epochs=0.0)
     typed = {name: getattr(train, name) for name in usual if name in flags and getattr(train, name)}
     if len(typed) > 1:
         raise UsageError(f"--{' and --'.join(typed)} contradict each other; give one of them")

@@ -16,7 +16,7 @@ from config import UsageError
 from machinery import cli, code, disk
 from machinery.formats import Trainer, tree_of
 from machinery.output import brief
-from machinery.plan import UNKNOWN, Plan
+from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
 
@@ -71,11 +71,9 @@ def describe_data(
     """Lines on the data: its size, how often it is repeated, which options it decided."""
     epochs, name = max(zip(order.epochs(plan.steps * plan.rows_per_step), manifest.sources))
     whose = f" of {name}" if len(manifest.sources) > 1 else ""
-    known = plan.steps < UNKNOWN
-    often = f", {epochs:.2f} epochs{whose}" if known else ""
     lines = [
         f"data      {preset.run.data_dir}: {manifest.tokens('train'):,} training tokens in rows "
-        f"of {manifest.row_len:,}{often}; fingerprint "
+        f"of {manifest.row_len:,}, {epochs:.2f} epochs{whose}; fingerprint "
         f"{manifest.fingerprint[:12]}, tokenizer {manifest.tokenizer_sha256[:12]}"
     ]
     before = asdict(asked.model)
@@ -85,7 +83,7 @@ def describe_data(
         changes = [text for name, text in changed.items() if name in names]
         if changes:
             lines.append(f"decided   by {where}: {', '.join(changes)}")
-    if known and epochs > 4:
+    if epochs > 4:
         lines.append(
             f"warning: {epochs:.1f} epochs{whose}, but the same text teaches little after the "
             "fourth; prepare more, or lower --steps"
@@ -131,8 +129,8 @@ def check_same_run(now: dict, where: Path | str, trainer: Trainer) -> None:
     of another run than the one with identity `now`. With wsd, only the number of steps may differ,
     as long as `trainer` is from before the learning rate of either run begins to fall."""
     before = dict(revisions=now["revisions"]) | trainer.identity
-    if before.get("minutes") and not now["minutes"]:  # it is the run of that many --steps
-        before |= dict(minutes=0.0, steps=trainer.steps)
+    if before.pop("minutes", 0):  # how long an older run was to take: it is one of so many --steps
+        before["steps"] = trainer.steps
     differ = differences(before, now, (now.keys() | before.keys()) - {"code"})
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
     if list(differ) == ["steps"] and now["schedule"] == "wsd" and type(before.get("steps")) is int:

@@ -413,9 +413,6 @@ class Counters:
     """The loss scale of fp16 (optim.next_scale)."""
     fp16_good_steps: Whole = 0
     """Steps without overflow since it changed."""
-    timed_s: Annotated[float, 0, LARGEST] = 0.0
-    """Seconds of training, and in how many steps: the first one of a process does not count."""
-    timed_steps: Whole = 0
 
 
 def counters_of(run: Counters) -> dict[str, Any]:
@@ -436,8 +433,7 @@ class Trainer(Provenance, Counters):
     dtype: str = ""
     """Of the computation."""
     steps: Whole = 0
-    """Of the whole run. With --minutes, until the learning rate falls: by the speed so far; 10^15
-    if that is not known yet."""
+    """Of the whole run."""
 
 
 @on_disk

@@ -22,7 +22,6 @@ from model import GPT
 
 MICRO_BATCH_TOKENS = {"cuda": 131_072, "mps": 8_192, "cpu": 8_192}  # limits for --micro_batch 0
 USABLE = 0.92  # of a GPU's memory; the rest is for fragmentation and the buffers of NCCL and cuDNN
-UNKNOWN = cfg.LARGEST  # steps of a run of --minutes whose speed is not known yet
 
 
 @dataclass(frozen=True)
@@ -114,15 +113,6 @@ def rows_of_step(preset: cfg.Preset, world_size: int) -> int:
     return rows
 
 
-def with_steps(plan: Plan, steps: int, decay: float, step: int = 0) -> Plan:
-    """The plan of a run of --minutes with so many steps, or with the fewest more whose learning
-    rate does not fall before `step`."""
-    while optim.decay_begins(steps, decay) < step:
-        steps += 1
-    begins = optim.decay_begins(steps, decay)
-    return replace(plan, steps=steps, decay_begins=begins, keep_step=begins)
-
-
 def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
     optimizer: what each layer keeps for backward, and the logits.
@@ -163,11 +153,6 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     size = f"{plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens"
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     disk = f"{tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-    if plan.steps == UNKNOWN:
-        size = f"as many steps of {plan.tokens_per_step:,} tokens as fit into {config.minutes:g} "
-        size += "minutes"
-        disk = "at least "
-        every = 0
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     # the newest, the best, the one before the decay, one being written, those of --keep_every
     saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
@@ -192,8 +177,6 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """--steps, or what --tokens needs, or 10.5 tokens per weight of the blocks and the head."""
-    if config.minutes:
-        return UNKNOWN
     if config.epochs:
         raise UsageError(f"--epochs {config.epochs:g} needs the data here; plan with --tokens")
     tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])

@@ -5,14 +5,10 @@ import math
 import shlex
 import time
 
-from machinery.plan import UNKNOWN
-
 
 def time_left_s(run, step: int) -> float:
     """Seconds from `step` to the end of a run, with its validations and its last save."""
     every, plan = run.preset.run.eval_every, run.plan
-    if plan.steps == UNKNOWN:
-        return 60 * run.preset.train.minutes
     evals = math.ceil(plan.steps / every) - step // every if every else 1
     return run.meter.eta_s(
         (plan.steps - step) * plan.tokens_per_step, eval=evals, report=evals, save=1

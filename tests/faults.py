@@ -267,16 +267,6 @@ def slow(seconds: float) -> None:
     after_step(lambda run, progress: time.sleep(seconds))
 
 
-def steps_take(first_s: float, others_s: float) -> None:
-    """By the first rank's meter, the first step of a process, and each other one; by the meters of
-    other ranks, a hundred times as long."""
-
-    @instead_of("flops:Meter", "step")
-    def step(honest, meter, *args, **kwargs):
-        honest(meter, *args, **kwargs)
-        return (first_s if meter.n_steps == 1 else others_s) * (100 if rank() else 1)
-
-
 def minutes_pass(minutes: float, only_rank: int = 0) -> None:
     """By the clock of one rank's training, each step takes so long; it does not."""
     import train

@@ -94,7 +94,6 @@ TO_ONE = {
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
         "--model d12": ("--model", "the first word"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
-        "--minutes 3 --schedule cosine": ("--minutes 3", "--schedule wsd", "cosine", "--decay"),
         "--n_head 3 --n_kv_head 2": ("n_head 3", "n_kv_head 2"),
         "--data_dir {data} --steps 0 --tokens 2X": ("'2X'", "2B", "500M"),
         "--device cuda:99": ("cuda:99", "--device"),

@@ -10,7 +10,6 @@ machinery/plan.py.
 """
 
 import json
-import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -135,12 +134,11 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     mfu = flops.mfu(own.tokens_per_s, full, peak, world.world_size)
     exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
     cost = f"; ${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}" if n_gpus else ""
-    steps = f"; {own.plan.steps:,} steps" if preset.train.minutes else ""
     lines = [
         own.plan.text,
         f"{on} each",
         f"speed     an estimate: {short(own.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
-        f"time      an estimate: {own.hours:,.2f} hours without validation{steps}{cost}",
+        f"time      an estimate: {own.hours:,.2f} hours without validation{cost}",
     ]
     if is_dial:
         tokens = own.plan.steps * own.plan.tokens_per_step
@@ -164,7 +162,6 @@ class Estimate(NamedTuple):
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
     decided = plan.make_plan(preset, world)
-    train = preset.train
     card = flops.find_card(world.device_name)
     if card:
         speed = decided.tokens_per_step / step_s(decided, preset.model, card, peak)
@@ -172,9 +169,6 @@ def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
         full = built(preset.model).flops_per_token()
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
         speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
-    if train.minutes:
-        fitting = math.ceil(60 * train.minutes * speed / decided.tokens_per_step)
-        decided = plan.with_steps(decided, fitting, train.decay)
     tokens = decided.steps * decided.tokens_per_step
     return Estimate(decided, speed, tokens / speed / 3600)
 

@@ -88,20 +88,6 @@ def test_train_plans_for_this_machine_and_its_data(small_data, capsys):
     out = capsys.readouterr().out
     assert "1 x H100" in out and " x 64 tokens" in out and f"data      {small_data}: " in out
     assert "but the same text teaches little" in out
-    given = cli.parse("train.py", "train", [*words, "--minutes", "3"])
-    assert forecast.print_plan(given, world) == 0
-    out = capsys.readouterr().out
-    assert f"data      {small_data}: " in out and " epochs" not in out
-
-
-def test_minutes_are_planned_at_the_estimated_speed():
-    """As many steps as the same page gives that time; the run line has no number of them."""
-    page = forecast.page_of("d12 --gpu H100 --minutes 90 --keep_every 100".split())
-    time = r"time +an estimate: 1.50 hours without validation; ([\d,]+) steps; \$4.50"
-    steps = re.search(time, page)[1].replace(",", "")
-    assert "run       as many steps of 524,288 tokens as fit into 90 minutes\n" in page
-    assert "disk      at least 5 checkpoints" in page and "loss      a guess" in page
-    assert numbers_of("d12", "--gpu", "H100", "--steps", steps)["hours"] == 1.5
 
 
 def parts_of_a_step(preset: str) -> tuple:

@@ -50,7 +50,7 @@ def test_an_option_of_another_project_is_answered_with_ours():
     assert names & {f"--{name}" for name in config.FOREIGN} == {"--usd_per_hour"}
 
 
-LENGTHS = dict(steps=3, tokens="1M", minutes=2.0, epochs=0.5)
+LENGTHS = dict(steps=3, tokens="1M", epochs=0.5)
 
 
 @pytest.mark.parametrize("name", LENGTHS)
