@@ -546,8 +546,8 @@ class Scored:
     val_rows: Whole = 0
     """On which; 0: not known, in older folders."""
     reads_future: Number | None = None
-    """By what share the logits of a text moved when later tokens were changed; 0: honest; None: not
-    tried, or in older folders."""
+    """By how many nats the loss of a text moved when later tokens were changed; 0: honest; None:
+    not tried, or in older folders."""
 
 
 @on_disk
