@@ -28,6 +28,10 @@ OPTIONS = "-c core.autocrlf=input -c core.fileMode=false".split()
 DIFF = "diff --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/".split()
 
 
+# A file that computes, for git.
+PATTERNS = [":(glob)*.py", ":(glob)*/*.py", *(f":(exclude){name}" for name in sorted(BESIDE))]
+
+
 def files() -> list[str]:
     """The Python files in ROOT and in its folders that compute; relative to ROOT, sorted."""
     paths = [path for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py")) if path.is_file()]
@@ -54,18 +58,28 @@ def commit() -> str:
 
 
 def edits_since(head: str, names: list[str]) -> str | None:
-    """What differs from the commit `head` in these files, as a diff; None if git fails.
+    """What differs from the commit `head` in the files that compute, as a diff; None if git fails.
 
     The settings of a stranger's repository may name programs, which git would run on the files. So
     this asks a new repository, without settings, which takes the commit's files from the other."""
-    objects = git(ROOT / ".git", "rev-parse", "--git-path", "objects")
-    if objects is None:
+    asked = git(ROOT / ".git", "rev-parse", "--show-object-format", "--git-path", "objects")
+    if asked is None:
         return None
-    with tempfile.TemporaryDirectory() as own:
-        git(own, "init", "--quiet")
+    kind, objects = asked.splitlines()
+    with suppress(OSError), tempfile.TemporaryDirectory() as own:
+        for words in (
+            ["init", "--quiet", f"--object-format={kind}"],
+            ["--literal-pathspecs", "add", "--force", "--", *filter(is_behind_no_link, names)],
+        ):
+            if git(own, *words) is None:
+                return None
         disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects}")
-        git(own, "add", "--force", "--", *names)
-        return git(own, *DIFF, "--cached", head, "--", *names)
+        return git(own, *DIFF, "--cached", head, "--", *PATTERNS)
+
+
+def is_behind_no_link(name: str) -> bool:
+    """Whether git would add the file: not if its folder is a link."""
+    return not (ROOT / name).parent.is_symlink()
 
 
 @cache  # the files may be edited while a run trains with what was loaded

@@ -9,6 +9,7 @@ removes. Files that only grow (.jsonl) are appended to instead. Next: errors.py,
 
 import errno
 import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -191,10 +192,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """`with new_folder(path) as folder:` write into `folder`, which gets its name at the end of the
     block, and is removed if that fails. UsageError if there is something at `path`, then or now:
     of several programs that write it at once, the first to end has the name."""
+    sweep(path.parent.glob(TEMPORARY.replace("*", glob.escape(path.name), 1)))
     taken = UsageError(f"{path} exists already; remove it, or choose another name")
     if os.path.lexists(path):
         raise taken
-    sweep(path.parent.glob(TEMPORARY))
     folder = temporary(path)
     folder.mkdir(parents=True)
     with ExitStack() as stack:

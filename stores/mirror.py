@@ -27,7 +27,7 @@ from pathlib import Path
 from config import UsageError
 from machinery import disk, formats
 from machinery.checkpoint import MANIFEST, Checkpointer, newest_first, read_trainer
-from machinery.errors import StorageError
+from machinery.errors import DataError, StorageError
 from machinery.formats import FileList
 from machinery.log import Log
 from stores.store import LARGEST, Store
@@ -159,9 +159,11 @@ class Mirror(contextlib.AbstractContextManager):
             file = f"{name}/{MANIFEST}"
             content = self.store.read(file)
             if content and not is_kept:
-                listed = formats.parse(content, FileList, file)
                 write = lambda text, file=file: self.store.write(file, text.encode())
-                is_kept = self.checkpointer.stays(name, listed, write)
+                is_kept = True  # if it is damaged, and cannot say so
+                with contextlib.suppress(DataError):
+                    listed = formats.parse(content, FileList, file)
+                    is_kept = self.checkpointer.stays(name, listed, write)
             if not is_kept and self.lease.is_ours():
                 self.store.remove(file)  # first: half deleted, it does not count
                 self.store.remove(name)

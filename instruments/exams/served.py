@@ -96,9 +96,10 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key, also in pieces."""
-        starts = range(max(1, len(self.key) - 7))
-        pieces = "|".join(re.escape(self.key[i : i + 8]) for i in starts)
-        return re.sub(pieces, "(key)", text) if self.key else text
+        whole = len(self.key)
+        pieces = [self.key[i : i + n] for n in range(whole, 5, -1) for i in range(whole - n + 1)]
+        longest_first = "|".join(map(re.escape, pieces or [self.key]))
+        return re.sub(longest_first, "(key)", text) if self.key else text
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -56,19 +56,22 @@ def test_what_was_edited_can_be_had_again(project):
 
     for option in ("color.diff always", "diff.noprefix true", "diff.external true"):
         git(project, "config", *option.split())
+    (project / "linked").symlink_to(project / "machinery")
+    (project / "a[1]*.py").write_text("odd = 1\n")
     (project / "extra.py").write_text("from own import fresh\n\n\ndef act(x):\n    return -x\n")
     (project / "own").mkdir()
     (project / "own/fresh.py").write_text("y = 'ä'\n")
     assert "own/fresh.py" in probe(project)[0].files
-    git(project, "add", "own/fresh.py")
     (project / ".#model.py").symlink_to("nowhere")  # as an editor leaves it
     (project / "README").write_text("computes nothing")
     (project / "eval.py").write_text("computes nothing here")
     now, edits = probe(project)
-    wanted = {name: disk.sha256_of(project / name) for name in ("extra.py", "own/fresh.py")}
+    edited = ("extra.py", "own/fresh.py", "a[1]*.py")
+    wanted = {name: disk.sha256_of(project / name) for name in edited}
     assert now.commit == head and now.changed and wanted.items() <= now.files.items()
     assert "README" not in edits and "eval.py" not in edits and str(project) not in edits
     (project / "own/fresh.py").unlink()
+    (project / "a[1]*.py").unlink()
     git(project, "checkout", "extra.py")
     subprocess.run(["git", "apply"], cwd=project, input=edits.encode(), check=True)
     assert wanted == {name: disk.sha256_of(project / name) for name in wanted}
