@@ -101,7 +101,6 @@ TO_ONE = {
         "--tokens_per_step 1000 --data_dir {data}": ("1000", "--tokens_per_step 1024"),
         "--mixture web=1 --data_dir {data}": ("'web'", "texts"),
         "--data_dir nowhere": ("nowhere", "python prepare_data.py tiny"),
-        "--data_dir {run}": ("prepare_data.py tiny --data_dir NEW_FOLDER",),
         "--data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128": ("GB", "smaller preset"),
         "--dropout 0.1 --max_iters=9": ("--dropout", "read about once", "--max_iters", "--steps"),
         "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
