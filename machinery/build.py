@@ -110,9 +110,10 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
 
 def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror) -> checkpoint.Checkpointer:
     folder = log.run_dir / "checkpoints"
-    keep = preset.run.keep
-    every = preset.run.keep_every
-    return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
+    options = preset.run
+    return checkpoint.Checkpointer(
+        folder, options.keep, plan.keep_step, mirror, log.print, options.keep_every
+    )
 
 
 def load(
@@ -170,8 +171,7 @@ def compile_step(
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
     if plan.compile:
-        also = "and validation" if on_gpu or plan.sharded else "(validation stays eager)"
-        log.print(f"compiling the step {also} ...")
+        log.print("compiling the step ...")
     while True:
         step_model, problem = try_step(model, plan, validate=on_gpu)
         model.train().zero_grad(set_to_none=True)
@@ -272,7 +272,6 @@ def open_loader(
 
 
 def make_meter(model: GPT, world: ranks.World, options: cfg.RunConfig) -> flops.Meter:
-    full = model.flops_per_token()
     causal = model.flops_per_token(causal=True)
     peak = flops.find_peak(world, options.peak_tflops)
-    return flops.Meter(full, causal, peak, world.world_size)
+    return flops.Meter(model.flops_per_token(), causal, peak, world.world_size)

@@ -6,8 +6,6 @@ code, a bug in a traceback. Next: config.py, the options; errors.py, the exit co
 """
 
 import difflib
-import errno
-import json
 import os
 import re
 import select
@@ -24,12 +22,7 @@ import config as cfg
 from config import UsageError
 from machinery import disk
 from machinery.errors import REMEDIES, RankError, StorageError
-from machinery.output import printable, public, say
-
-UNUSABLE = (  # errno of an OSError that means: the user named a path that cannot be used
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
-    errno.ENAMETOOLONG, errno.EEXIST, errno.ENXIO, errno.EFBIG,
-)  # fmt: skip
+from machinery.output import printable, say
 
 
 @dataclass(frozen=True)
@@ -171,12 +164,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             text = f"error: {error}"
             if remedy_of(error):
                 text += f"; {remedy_of(error)}"
-            elif isinstance(error, OSError) and error.filename:
+            elif isinstance(error, OSError):
                 text = f"error: {error.filename} cannot be used: {error.strerror}; name another"
-            text = printable(public(text))
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
-                content = {"message": text, "timestamp": int(time.time())}
-                disk.write_text(Path(file), json.dumps(content))
+                content = {"message": printable(text), "timestamp": int(time.time())}
+                disk.write_json(Path(file), content)
             if not file or os.environ.get("LOCAL_RANK") == "0":
                 say(text, file=sys.stderr, flush=True)
     if "RANK" in os.environ:
@@ -203,6 +195,6 @@ def exit_code(error: BaseException) -> int:
         return 141 if poll.poll(0) else 1
     if remedy_of(error):
         return StorageError.exit_code
-    if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
-        return UsageError.exit_code
+    if isinstance(error, OSError) and error.filename and not isinstance(error, FileNotFoundError):
+        return UsageError.exit_code  # the user named a path that cannot be used
     return getattr(error, "exit_code", 1)

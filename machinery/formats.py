@@ -41,48 +41,37 @@ EXPORT_FORMAT = 5
 # ------------------------------------------------------------------------------------ the checker
 
 
-class Misfit(Exception):
-    """args: the place in the tree (".splits.train[3]"), and what is wrong there ("is -1")."""
-
-
 def checked(kind: Any, value: Any, where: object) -> Any:
     """`value`, which json.loads has returned, as `kind`: its dataclasses are built. DataError names
-    the field that does not fit.
+    the field that does not fit: "manifest.json, splits, train, web, rows is -1".
 
     kind: a dataclass; list[X], tuple[X, ...] or dict[str, X]; a Literal; X | Y; a number with its
     least and its most, as in Annotated[int, 0, 9]; a text with its pattern, as in
-    Annotated[str, "[a-z]+"]; int, float, str, bool, None or Any. where: the name of the file.
+    Annotated[str, "[a-z]+"]; int, float, str, bool, None or Any. where: the name of the file, and
+    the place in it.
     """
-    try:
-        return fitted(kind, value, "")
-    except Misfit as error:
-        raise DataError(f"{where}: {' '.join(error.args).lstrip('. ')}") from None
-
-
-def fitted(kind: Any, value: Any, place: str) -> Any:
-    """`value`, which is at this place in the tree, as `kind`; or Misfit."""
     origin = get_origin(kind)
     args = get_args(kind)
     if origin is dict:
         name, one = args
-        items = of_type(dict, value, place).items()
-        return {fitted(name, k, place): fitted(one, x, f"{place}.{k[:80]}") for k, x in items}
+        items = of_type(dict, value, where).items()
+        return {checked(name, k, where): checked(one, x, f"{where}, {k[:80]}") for k, x in items}
     if origin in (list, tuple):
-        items = enumerate(of_type(list, value, place))
-        return origin(fitted(args[0], x, f"{place}[{i}]") for i, x in items)
+        items = enumerate(of_type(list, value, where))
+        return origin(checked(args[0], x, f"{where}[{i}]") for i, x in items)
     if origin in (Union, UnionType):
-        return first_that_fits(args, value, place)
+        return first_that_fits(args, value, where)
     if origin is Annotated:
-        value = of_type(args[0], value, place)
+        value = of_type(args[0], value, where)
         fits = re.fullmatch(args[1], value) if args[0] is str else args[1] <= value <= args[2]
     elif origin is Literal:
         fits = value in args
     elif is_dataclass(kind):
-        return built(kind, of_type(dict, value, place), place)
+        return built(kind, of_type(dict, value, where), where)
     else:
-        return of_type(kind, value, place)
+        return of_type(kind, value, where)
     if not fits:
-        raise Misfit(place, f"is {reprlib.repr(value)}, not {wanted(args)}")
+        raise DataError(f"{where} is {reprlib.repr(value)}, not {wanted(args)}")
     return value
 
 
@@ -95,47 +84,47 @@ def wanted(args: tuple) -> str:
     return " or ".join(map(str, args))
 
 
-def of_type(kind: Any, value: Any, place: str) -> Any:
+def of_type(kind: Any, value: Any, where: object) -> Any:
     """`value` if it is of this type; a float may be written as 1."""
     if type(value) is kind or kind is Any or kind is float and type(value) is int:
         return value
-    raise Misfit(place, f"is {reprlib.repr(value)}, not {kind.__name__}")
+    raise DataError(f"{where} is {reprlib.repr(value)}, not {kind.__name__}")
 
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The kinds of a dataclass's fields; kept, since metrics.jsonl has a hundred thousand lines."""
+    """The kinds of a dataclass's fields. Kept, since metrics.jsonl has a hundred thousand lines."""
     return get_type_hints(kind, include_extras=True)
 
 
-def first_that_fits(kinds: tuple, value: Any, place: str) -> Any:
+def first_that_fits(kinds: tuple, value: Any, where: object) -> Any:
     """`value` as the first of these kinds that it fits."""
     problems = []
     for kind in kinds:
         try:
-            return fitted(kind, value, place)
-        except Misfit as error:
+            return checked(kind, value, where)
+        except DataError as error:
             problems.append(error)
     # A reason other than "is missing" is of the kind that was meant.
-    raise max(problems, key=lambda problem: problem.args[1] != "is missing")
+    raise max(problems, key=lambda problem: not str(problem).endswith("is missing"))
 
 
-def built(kind: type, tree: dict, place: str) -> Any:
-    """The dataclass of a JSON object; or Misfit."""
+def built(kind: type, tree: dict, where: object) -> Any:
+    """The dataclass of a JSON object; or DataError."""
     hints = hints_of(kind)
     known = {}
     for name, x in tree.items():
         if name in hints:
-            known[name] = fitted(hints[name], x, f"{place}.{name}")
+            known[name] = checked(hints[name], x, f"{where}, {name}")
         elif kind is GPTConfig:  # a model with more to it computes something else
-            raise Misfit(f"{place}.{name[:80]}", "is not known here")
+            raise DataError(f"{where}, {name[:80]} is not known here")
     for one in fields(kind):
         if one.name not in known and one.default is one.default_factory is MISSING:
-            raise Misfit(f"{place}.{one.name}", "is missing")
+            raise DataError(f"{where}, {one.name} is missing")
     try:
         return kind(**known)
     except ValueError as error:  # its fields do not fit together
-        raise Misfit(place, f"cannot be used: {str(error)[:200]}") from None
+        raise DataError(f"{where} cannot be used: {str(error)[:200]}") from None
 
 
 # ------------------------------------------------------------------------------------ the files
@@ -261,8 +250,8 @@ class SourceFacts:
     """How many were prepared."""
     units_in_source: Whole = 0
     documents: Whole = 0
-    files: Whole | dict[str, Whole] | None = None
-    """How many; in older folders the bytes of each."""
+    files: Whole | None = None
+    """How many."""
     bytes: Whole | None = None
     revision: str | None = None
     """The commit of a dataset on the Hub."""

@@ -67,7 +67,7 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
     parallel = pick_parallel(run.parallel, world, state)
-    rows = rows_of_step(preset, W)
+    rows = rows_of_step(preset)
     per_token = activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
@@ -95,8 +95,8 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     return replace(plan, text=table(plan, preset, meta, params, memory))
 
 
-def rows_of_step(preset: cfg.Preset, world_size: int) -> int:
-    """Rows of a step, over all ranks. UsageError unless they are whole, and a micro-batch fits."""
+def rows_of_step(preset: cfg.Preset) -> int:
+    """Rows of a step, over all ranks. UsageError unless they are whole."""
     tokens = preset.train.tokens_per_step
     seq_len = preset.model.seq_len
     rows, rest = divmod(tokens, seq_len)
@@ -104,11 +104,6 @@ def rows_of_step(preset: cfg.Preset, world_size: int) -> int:
         raise UsageError(
             f"tokens_per_step {tokens} is not a multiple of a row of {seq_len} tokens; try "
             f"--tokens_per_step {(rows + 1) * seq_len}"
-        )
-    if preset.run.micro_batch > rows:
-        raise UsageError(
-            f"--micro_batch {preset.run.micro_batch} is more than the {rows} rows of a step; try "
-            f"--micro_batch {math.ceil(rows / world_size)}"
         )
     return rows
 
@@ -158,21 +153,20 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
-    lines = [
-        f"model     {sum(params.values()):,} parameters ({params['matrix']:,} in matrices), "
-        f"{model.n_layer} layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
-        f"{', '.join(model.extras) or 'none'}",
-        f"FLOPs     {meta.flops_per_token():,} per token in the full convention, "
-        f"{meta.flops_per_token(causal=True):,} in the causal one",
-        f"run       {size}",
-        f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x {W} "
-        f"rank{'s' * (W > 1)}{filled}{rates}",
-        f"memory    {memory}",
-        f"disk      {disk}{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
-    ]
-    if W == 1 and preset.run.parallel != "auto":
-        lines.append(f"warning: --parallel {preset.run.parallel} has no effect on one rank")
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"model     {sum(params.values()):,} parameters ({params['matrix']:,} in matrices), "
+            f"{model.n_layer} layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
+            f"{', '.join(model.extras) or 'none'}",
+            f"FLOPs     {meta.flops_per_token():,} per token in the full convention, "
+            f"{meta.flops_per_token(causal=True):,} in the causal one",
+            f"run       {size}",
+            f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x "
+            f"{W} rank{'s' * (W > 1)}{filled}{rates}",
+            f"memory    {memory}",
+            f"disk      {disk}{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
+        ]
+    )
 
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:

@@ -124,10 +124,9 @@ class Manifest:
         if not os.path.lexists(path):
             is_foreign = path.parent.is_dir() and not Path(folder, ".units").is_dir()  # of texts?
             named = "NEW_FOLDER" if is_foreign else shlex.quote(str(folder))
-            option = "" if Path(folder) == Path("data", preset) else f" --data_dir {named}"
             raise UsageError(
-                f"{path} does not exist; run: python prepare_data.py {preset}{option} (of your own "
-                "text: --source files:MY_TEXTS)"
+                f"{path} does not exist; run: python prepare_data.py {preset} --data_dir {named} "
+                "(of your own text: --source files:MY_TEXTS)"
             )
         return cls(folder, read_json(path))
 
@@ -155,11 +154,15 @@ class Manifest:
 
     def tokenizer_file(self) -> Path:
         """The path of tokenizer.json; DataError unless its sha256 is the one in the manifest."""
-        path = self.dir / "tokenizer.json"
+        return self.whole_file("tokenizer.json", self.tokenizer_sha256)
+
+    def whole_file(self, name: str, sha256: str) -> Path:
+        """The path of a file; DataError unless it has this sha256."""
+        path = inside(self.dir, name)
         with reading(path):
             actual = sha256_of(path)
-        if actual != self.tokenizer_sha256:
-            raise damaged(path, "is not the tokenizer that made the data", AGAIN)
+        if actual != sha256:
+            raise damaged(path, f"is damaged: expected sha256 {sha256}, actual {actual}")
         return path
 
     def token_bytes(self) -> np.ndarray:
@@ -220,12 +223,8 @@ class Manifest:
 
     def verify(self) -> None:
         """Compare the sha256 of every file with the manifest's."""
-        for name, _, expected in self.files():
-            path = inside(self.dir, name)
-            with reading(path):
-                actual = sha256_of(path)
-            if actual != expected:
-                raise damaged(path, f"is damaged: expected sha256 {expected}, actual {actual}")
+        for name, _, sha256 in self.files():
+            self.whole_file(name, sha256)
 
 
 def fingerprint(tree: dict) -> str:

@@ -7,7 +7,6 @@ typed. Next: checkpoint.py.
 """
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -73,12 +72,9 @@ def find_model(word: str) -> dict[str, str]:
 
 
 def remedy_for(word: str) -> str:
-    """What to do if there is no such run from the current directory, or it has no checkpoint."""
-    home = Path(__file__).parents[1]
+    """What to do if there is no such run, or it has no checkpoint."""
     run = Path("" if "/" in word else "runs", word)
     runs = [str(path.parent) for path in sorted(run.parent.glob("*/checkpoints"))]
-    if checkpoint.checkpoints(home / run / "checkpoints"):
-        return f"cd {home}, where there is one"
     if find_preset(run.name):
         return f"train one first: python train.py {run.name}"
     return f"there are {', '.join(runs)}" if runs else "train one first: python train.py"
@@ -189,9 +185,8 @@ def find_checkpoint(config: EvalConfig) -> Path:
     """The checkpoint that the options name, or the newest valid one of the run."""
     root = Path(config.run_dir) / "checkpoints"
     path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
-    step = re.fullmatch(r"(step_)?(\d{1,12})", config.checkpoint)
-    if step and not path.exists():
-        path = root / f"step_{int(step[2]):08d}"
+    if config.checkpoint.isdecimal() and not path.exists():
+        path = root / f"step_{int(config.checkpoint):08d}"
     if path is None or not path.exists():
         own = ", ".join(map(str, checkpoint.checkpoints(root)))
         remedy = f"there are {own}" if own else remedy_for(config.run_dir or config.checkpoint)

@@ -36,9 +36,9 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
     folder = Path(folder or CACHE)
     text = store.read("manifest.json", disk.LARGEST_SMALL)
     if text is None:
-        option = f"--publish {store.url}" if far else f"--data_dir {store.url}"
         raise UsageError(
-            f"{store.url} has no manifest.json; run: python prepare_data.py ... {option}"
+            f"{store.url} has no manifest.json; run: python prepare_data.py ... --publish "
+            f"{store.url}"
         )
     manifest = Manifest(store.url, disk.parse_json(text, f"{store.url}/manifest.json"))
     target = folder / manifest.fingerprint[:16]
@@ -51,8 +51,6 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
             store.fetch(there, path, sha256, size or disk.LARGEST_SMALL)
 
     disk.sweep(target.rglob(disk.TEMPORARY))
-    need = sum(size for name, size, _ in manifest.files() if not (target / name).exists())
-    disk.check_room(target, need, "choose another --stage")
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(bring, manifest.files()))
     disk.write_bytes(target / "manifest.json", text)

@@ -62,14 +62,6 @@ def test_a_micro_batch_without_padding_may_have_half_of_the_rows_that_fit(share,
     assert plan.micro_batch_for(512, 1, 24, sharded=True) == 24  # fewer times to gather weights
 
 
-def test_an_option_that_one_rank_cannot_follow_is_named():
-    preset = config.PRESETS["tiny"]
-    for parallel, remarks in (("fsdp", 1), ("ddp", 1), ("auto", 0)):
-        asked = replace(preset, run=replace(preset.run, parallel=parallel))
-        text = plan.make_plan(asked, small_world()).text
-        assert text.count(f"--parallel {parallel} has no effect") == remarks
-
-
 @pytest.mark.parametrize("extras", [(), ("value_embeds",)])
 def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     """With queries and keys normed, or grouped. The logits are few here."""

@@ -61,12 +61,6 @@ def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     for word in ("other", "runs/other"):
         with pytest.raises(UsageError, match=f"'{word}' .*; there are runs/mine$"):
             trained.find_model(word)
-    monkeypatch.setattr(trained, "__file__", str(tmp_path / "machinery" / "trained.py"))
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir("sub")
-    for find in (trained.find_model, lambda word: load(Path("runs", word))):
-        with pytest.raises(UsageError, match=f"; cd {tmp_path}, where there is one"):
-            find("mine")
     assert trained.run_of(path) == trained_run  # and of a copy in a mirror:
     assert trained.run_of(tmp_path / "mirror" / "run" / path.name) == tmp_path / "mirror" / "run"
     loaded = load(trained_run)
