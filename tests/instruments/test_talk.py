@@ -13,7 +13,6 @@ import torch
 from chat_helpers import random_model
 from conftest import CPU, ROOT, command, environment, look
 
-import eval as evaluate
 from config import PRESETS, Preset, UsageError
 from instruments.talk import sample
 from instruments.talk.chat import ChatConfig, Talk, questions, reply
@@ -82,8 +81,8 @@ def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer)
     assert talk.ask("cat") == 0
 
 
-def test_a_conversation_in_the_terminal(answering, base):
-    """Questions come from a pipe; a base model refuses, and names the way out."""
+def test_a_conversation_in_the_terminal(answering):
+    """Questions come from a pipe."""
     args = ["chat", answering, "--temperature", 0, "--device", "cpu"]
     ask = "Say cat dog\n\n  \nSay river tree\n" + "Say fish " * 60 + "\nSay bird bird\n" * 6
     how = dict(text=True, capture_output=True, cwd=ROOT, env=environment(), timeout=120)
@@ -94,8 +93,6 @@ def test_a_conversation_in_the_terminal(answering, base):
     assert "and 32 fit" in done.stdout
     assert re.search(r"> \[context full: .*\]\nI say", done.stdout)
     assert done.stdout.count("I say bird bird.") >= 4
-    with pytest.raises(UsageError):
-        evaluate.main(["chat", str(base / "run")])
 
 
 def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeypatch, capsys):

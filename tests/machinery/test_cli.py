@@ -84,21 +84,6 @@ def test_help_begins_with_how_long(capsys):
     assert found == sorted(found)
 
 
-@pytest.mark.parametrize(
-    "part, option",
-    [
-        *(("train", option) for option in ("--run_dir", "--stage", "--init_from")),
-        *(("data", option) for option in ("--data_dir", "--tokenizer")),
-    ],
-)
-def test_a_url_is_no_folder(part, option, capsys):
-    """It would become one, of that name, here; and the secret would be in it, and be printed."""
-    with pytest.raises((UsageError, SystemExit)) as caught:
-        cli.parse("x.py", part, [option, "s3://K:hunter2@b/x?k=hunter2"])
-    said = f"{caught.value} {capsys.readouterr()}"
-    assert option in said and "hunter2" not in said
-
-
 # ---------------------------------------------------------------------------- how it ends
 def test_exit_codes():
     for names, path, code in (
