@@ -109,6 +109,13 @@ train.py tiny
     --epochs 2 --plan => --epochs 2 | --tokens
     --name ../x => --name ../x | --name mine
     --name .. => --name ..
+    --batch-size=32 => --batch-size | --tokens_per_step
+    --steps 3 --tokens 1M => --steps | --tokens | contradict
+    --minutes 2.0 --steps 3 => --steps | --minutes | contradict
+    --steps 3 --epochs 0.5 => --steps | --epochs | contradict
+    --tokens 1M --minutes 2.0 => --tokens | --minutes | contradict
+    --epochs 0.5 --tokens 1M => --tokens | --epochs | contradict
+    --minutes 2.0 --epochs 0.5 => --minutes | --epochs | contradict
     --run_dir s3://K:hunter2@b/x?k=hunter2 => --run_dir
     --stage s3://K:hunter2@b/x => --stage
     --init_from s3://K:hunter2@b/x => --init_from

@@ -23,7 +23,6 @@ import mutants
 import numpy as np
 import pytest
 import seeds
-import subject
 import torch
 from conftest import ROOT, commit_all, environment, losses
 from table import read_table
@@ -107,6 +106,9 @@ return [x[0], [], x] => shares memory with the argument x
 K[:] = x; return K\n\n\nK = [] => it changed what an earlier call had returned, f([1, 1], 1)
 return KEPT[k]\n\n\nKEPT = {1: [1], 2: [2, [1]]} => solved
 return [x[0], KEPT]\n\n\nKEPT = [0] => shares memory with that of f([1, 1], 1)
+tensors of 16 bits, of which numpy has none:
+return [x[0], K[2 * k :][:4]]\n\n\nimport torch\nK = torch.zeros(8).bfloat16() => shares memory with
+return [x[0], K[k][:4]]\n\n\nimport torch\nK = torch.zeros(3, 8).bfloat16() => solved
 N[0] += 1; return [*x, N[0] > 2]\n\n\nN = [0] => before it was | made again
 return f(x, k + 1) if k < 300 else [*x] => RecursionError | line 2 | made again
 import random; random.seed(0); return [*x] => Python's global generator is not
@@ -151,11 +153,6 @@ return x * 100 / 100 + 300.0 => whole numbers of a small type
 def test_arrays_come_in_other_layouts_and_types(told, body, named):
     said = told(body, ARRAYS)
     assert all(name in said for name in named), said
-
-
-def test_16_bit_tensors_share_the_memory_that_they_have():
-    x = torch.zeros(8, dtype=torch.bfloat16)
-    assert subject.shared(x, x[4:]) and not subject.shared(x[:4], x[4:])
 
 
 def test_without_assertions_nothing_is_judged():
@@ -355,7 +352,6 @@ def test_the_gpt_of_lesson_5_is_that_of_model_py():
     plain = dict(qk_norm=False, embed_norm=False, logit_softcap=0.0, rope_theta=100.0)
     ours = GPT(GPTConfig(seq_len=64, vocab_size=256, **shape, **plain))
     ours.init_weights()
-    assert [*small.state_dict()] == [*ours.state_dict()]
     for name, weight in small.state_dict().items():
         size = float(ours.state_dict()[name].std())
         assert abs(float(weight.std()) - size) <= 0.1 * size, f"{name} begins with another size"

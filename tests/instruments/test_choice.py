@@ -140,7 +140,9 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     path = tmp_path / "own.jsonl"
     row = dict(query="q", choices=["z", "self"], gold=1)
     write_lines(path, [row] * 2)
-    answer = lambda path: choice.answer_all(choice.ChoiceConfig((str(path),)), lambda _: loaded)
+    answer = lambda path: choice.answer_all(
+        choice.ChoiceConfig(task=(str(path),)), lambda _: loaded
+    )
     answer(path)
     assert (kept[0]["task"], kept[0]["n"], kept[0]["hits"]) == (str(path), 2, 2)
     write_json(path, row)

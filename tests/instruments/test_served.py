@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, environment, read_json, read_lines, until, write_lines
+from chat_helpers import started
+from conftest import read_json, read_lines, until, write_lines
 from test_tournament import hold
 
 from config import UsageError
@@ -214,10 +214,10 @@ def test_what_is_no_verdict_is_counted_and_left_out(tmp_path):
         judged(lambda *texts: "Both are fine.", tmp_path, "another")
 
 
-RUBBISH = {
+RUBBISH = {  # a status, a body
     "no JSON": (200, b"<html>"),
-    "no choice": {"choices": []},
-    "a content that is no text": {"choices": [{"message": {"content": 5}}]},
+    "no choice": (200, b'{"choices": []}'),
+    "a content that is no text": (200, b'{"choices": [{"message": {"content": 5}}]}'),
     "broken": (500, b"\x1b[2J\xff"),
 }
 
@@ -267,12 +267,10 @@ def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
 OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 6".split()
 
 
-def elsewhere(run_dir: Path, server) -> subprocess.Popen:
+def elsewhere(run_dir: Path, server):
     """A tournament in a process of its own."""
-    words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
-    how = dict(cwd=ROOT, env=environment(OPENAI_API_KEY=KEY), text=True)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    return subprocess.Popen(command("eval.py", words), **how, **pipes)
+    judge = ["--judge", server.url]
+    return started("tournament", run_dir, *OPTIONS, *judge, OPENAI_API_KEY=KEY)
 
 
 def test_ctrl_c_does_not_wait_for_the_judge(own_run):
@@ -318,26 +316,22 @@ def test_a_kill_costs_what_was_on_its_way(own_run):
     assert not any(KEY.encode() in text for text in texts)
 
 
-def test_a_password_in_the_address_is_in_no_file(own_run, capsys):
-    with judging(by_length) as server:
-        hold(own_run, "--judge", server.url.replace("://", "://me:pass1234@"), "--n_prompts", 1)
-    said = capsys.readouterr()
-    texts = [path.read_bytes() for path in own_run.glob("*.json*")]
-    assert not any(b"pass1234" in text for text in texts) and "pass1234" not in said.out + said.err
-
-
-def test_prompts_and_criteria_from_files(own_run, tmp_path):
+def test_prompts_and_criteria_from_files(own_run, tmp_path, capsys):
+    """And a password in the address is in no file."""
     file = tmp_path / "prompts.jsonl"
     texts = ("def add(a, b): ", "import os", "class A:")
     write_lines(file, [dict(text=text) for text in texts])
     criteria = tmp_path / "criteria.txt"
     criteria.write_text("O melhor texto \u00e9 o mais longo.")
     with judging(by_length) as server:
-        words = ["--judge", server.url, "--prompts", file, "--criteria", criteria]
+        address = server.url.replace("://", "://me:pass1234@")
+        words = ["--judge", address, "--prompts", file, "--criteria", criteria]
         report = hold(own_run, *words)
         assert all("mais longo" in body for body in server.asked)
     assert report["prompts"] == ["def add(a, b):", "import os", "class A:"]
     assert tournament.HUMAN not in {row["name"] for row in report["players"]}
+    said = [*capsys.readouterr(), *(path.read_text() for path in own_run.glob("*.json*"))]
+    assert not any("pass1234" in text for text in said)
 
 
 def answer_to(prompt: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from chat_helpers import random_model
 from conftest import read_json
+from table import read_table
 
 import eval as eval_program
 from config import UsageError
@@ -69,18 +70,22 @@ def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
     assert wins.tolist() == [[0.5, 1, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]]
 
 
+RANKED = """
+best first: human text, loop, and others
+h b a l => trusted
+b h a l => trusted
+b a h l => human text in place 3 of 4
+h l b a => loop in place 2 of 4
+h b l a c => loop in place 3 of 5
+"""
+
+
 def test_a_judge_is_doubted_for_the_loop_and_the_human():
-    for names, doubts in (  # best first: human text, loop, and others
-        ("h b a l", []),
-        ("b h a l", []),  # 2 of 4: ceil(4 / 3)
-        ("b a h l", ["human text in place 3 of 4"]),
-        ("h l b a", ["loop in place 2 of 4"]),
-        ("h b l a c", ["loop in place 3 of 5"]),  # the middle
-    ):
+    for names, (doubt,) in read_table(RANKED):
         names = [dict(h=tournament.HUMAN, l=tournament.LOOP).get(x, x) for x in names.split()]
         table = [dict(name=name, rating=1000 - i) for i, name in enumerate(names)]
         found = tournament.why_untrusted(table)
-        assert len(found) == len(doubts) and all(x in y for x, y in zip(doubts, found))
+        assert doubt in (found or ["trusted"])[0] and len(found) < 2
     tied = tournament.why_untrusted([row | dict(rating=1000) for row in table])
     assert "loop in place 1 of 5" in tied[0]
 

@@ -39,29 +39,29 @@ WORDS = dict(
 )
 
 # name -> the command; {here}: the folder that holds data, run and export
-PROGRAMS = {
-    "resume": "train tiny {small} --data_dir {here}/data --run_dir {here}/run",
-    "init_from": "train tiny {small} --data_dir {here}/data --run_dir {here}/new "
-    "--init_from {here}/{step}",
-    "loss": "eval loss {here}/run {cpu} --data_dir {here}/data --rows 2",
-    "sample": "eval sample {here}/run {cpu} --max_new_tokens 2 --prompt a",
-    "choice": "eval choice {here}/run {cpu} --task {here}/task.jsonl",
-    "report": "eval report {here}/run",
-    "look": "eval look {here}/run {cpu} --prompt a",
-    "compare": "eval compare {here}/run {here}/other",
-    "export": "export {here}/run --out {here}/exported",
-    "prepare": "prepare_data tiny {rows} --source files:{whole}/written --data_dir {here}/data",
-    "verify": "prepare_data verify tiny --data_dir {here}/data",
-    "loss_of_export": "eval loss {here}/export {cpu} --data_dir {here}/data",
-    "sample_of_export": "eval sample {here}/export {cpu} --max_new_tokens 2 --prompt a",
-}
+PROGRAMS = r"""
+resume => train tiny {small} --data_dir {here}/data --run_dir {here}/run
+tune => train tiny {small} --data_dir {here}/data --run_dir {here}/new --init_from {here}/{step}
+loss => eval loss {here}/run {cpu} --data_dir {here}/data --rows 2
+sample => eval sample {here}/run {cpu} --max_new_tokens 2 --prompt a
+choice => eval choice {here}/run {cpu} --task {here}/task.jsonl
+report => eval report {here}/run
+look => eval look {here}/run {cpu} --prompt a
+compare => eval compare {here}/run {here}/other
+export => export {here}/run --out {here}/exported
+prepare => prepare_data tiny {rows} --source files:{whole}/written --data_dir {here}/data
+verify => prepare_data verify tiny --data_dir {here}/data
+loss_of_export => eval loss {here}/export {cpu} --data_dir {here}/data
+sample_of_export => eval sample {here}/export {cpu} --max_new_tokens 2 --prompt a
+"""
+PROGRAMS = {name: command for name, (command,) in read_table(PROGRAMS)}
 
 # in a folder, files => the programs that open them, or might
 OPENED = f"""
 run: config.json status.json metrics.jsonl samples.jsonl tokenizer.json eval.jsonl .lock \
     => resume loss sample report compare export
 {STEP}: MANIFEST.json trainer.json dcp/{TENSORS} \
-    => resume init_from loss sample choice look report export
+    => resume tune loss sample choice look report export
 run/checkpoints: best => resume loss report
 data: manifest.json tokenizer.json SHARD CRC => resume loss report export prepare verify
 data: RECORD RECORDED_TOKENIZER => prepare

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from data_helpers import documents_of, prepare, prepare_tiny, write_jsonl, write_texts
+from table import read_table
 
 from config import UsageError
 from machinery.errors import DataError
@@ -30,7 +31,7 @@ def lines(*records: object) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------- names
-NAMES = ["C#", "a[1-3]", "ação", "x=y", "b#c#d", "st*r", "hf:x", " "]
+NAMES = ["C#", "a[1-3]", "ação", "x=y", "b#c#d", "st*r", "hf:x", " ", "stdlib"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,15 +48,10 @@ def test_a_path_is_read_as_it_is_named(name, tmp_path, monkeypatch):
             assert documents_of(spec)[0] == [f"text of {name}"], spec
         assert documents_of(f"files:{place}.jsonl#body")[0] == [f"record of {name}"]
     assert sources.parse(f"n=files:{name}").name == "n"
-    assert documents_of(name)[0] == [f"text of {name}"]
-
-
-def test_a_folder_called_stdlib_is_not_the_standard_library(tmp_path, monkeypatch):
-    (tmp_path / "stdlib").mkdir()
-    (tmp_path / "stdlib" / "a.txt").write_text("text")
-    monkeypatch.chdir(tmp_path)
-    assert sources.parse("stdlib").kind == sources.parse("n=stdlib").kind == "stdlib"
-    assert documents_of("files:stdlib")[0] == ["text"]
+    if name == "stdlib":  # not the folder
+        assert sources.parse(name).kind == sources.parse("n=stdlib").kind == name
+    else:
+        assert documents_of(name)[0] == [f"text of {name}"]
 
 
 # ---------------------------------------------------------------------------------------- fields
@@ -154,29 +150,30 @@ def test_what_is_no_text_is_named_among_records(tmp_path):
     refuses(f"files:{tmp_path}/*.txt.*", "2 empty files", UsageError)
 
 
-ODD_RECORDS = {  # one of many -> the documents it gives, and the note
-    "7": ([], reading.NO_OBJECT),
-    '{"n": 1}': ([], "records without the field 'text'"),
-    '{"text": null}': ([], "empty documents"),
-    '{"text": NaN}': ([], "empty documents"),
-    '{"text": {"en": "a"}}': ([], "records left out, whose field 'text' holds a dict, not text"),
-    '{"n": ' + "7" * 5000 + ', "text": "long"}': (["long"], None),
-    '{"text": ' + "7" * 5000 + "}": (["7" * 5000], None),
-    '{"n": 1e999999, "m": NaN, "text": "inf"}': (["inf"], None),
-}
+# one of many => the note, and the document it gives
+ODD_RECORDS = r"""
+7 => records left out that are not JSON objects
+{"n": 1} => records without the field 'text'
+{"text": null} => empty documents
+{"text": NaN} => empty documents
+{"text": {"en": "a"}} => records left out, whose field 'text' holds a dict, not text
+{"n": LONG, "text": "long"} => no note | long
+{"text": LONG} => no note | LONG
+{"n": 1e999999, "m": NaN, "text": "inf"} => no note | inf
+"""
 
 
-@pytest.mark.parametrize("record", ODD_RECORDS, ids=lambda record: record[:16])
+@pytest.mark.parametrize("record, found", read_table(ODD_RECORDS))
 @pytest.mark.parametrize("ending", ["jsonl", "json"])
-def test_an_odd_record_costs_itself_alone_and_is_counted(record, ending, tmp_path):
-    found, note = ODD_RECORDS[record]
+def test_an_odd_record_costs_itself_alone_and_is_counted(record, found, ending, tmp_path):
+    record, note, *found = (text.replace("LONG", "7" * 5000) for text in (record, *found))
     records = ['{"text": "good"}', record, '{"text": "good"}']
     text = "\n".join(records) if ending == "jsonl" else f"[{','.join(records)}]"
     (tmp_path / f"a.{ending}").write_text(text)
     documents, notes = documents_of(f"files:{tmp_path}/a.{ending}")
     assert documents == sorted(["good", "good", *found])
-    assert notes == ({note: 1} if note else {})
-    assert not note or "left out" not in note or notes.examples[note]
+    assert notes == ({} if note == "no note" else {note: 1})
+    assert "left out" not in note or notes.examples[note]
 
 
 def test_an_optional_field_is_joined_where_it_is(tmp_path):
@@ -311,12 +308,9 @@ def test_text_of_another_encoding_is_refused_unless_it_is_named(encoding, ending
     assert documents_of(f"files:{path}", sources.encoding_of(encoding.upper()))[0] == [text]
 
 
-def test_a_few_documents_of_another_encoding_are_a_note(tmp_path):
-    folder = write_texts(tmp_path / "t", 20)
-    (folder / "old.txt").write_bytes("coração".encode("latin-1"))
-    documents, notes = documents_of(f"files:{folder}")
-    assert "coração" in documents and [*notes.values()] == [1]
-    for text in ("coração " * 9 + "é", "plain English " * 999 + "é"):  # one byte of many
+def test_one_byte_of_another_encoding_is_read(tmp_path):
+    """That it is a note: test_prepare.py."""
+    for text in ("coração " * 9 + "é", "plain English " * 999 + "é"):
         (tmp_path / "b.txt").write_bytes(text[:-1].encode() + b"\xe9")
         assert documents_of(f"files:{tmp_path}/b.txt")[0] == [text]
 
