@@ -109,7 +109,7 @@ train.py tiny
     --epochs 2 --plan => --epochs 2 | --tokens
     --name ../x => --name ../x | --name mine
     --name .. => --name ..
-    --batch-size=32 => --batch-size | --tokens_per_step
+    --batch-size=32 => --batch_size | --tokens_per_step
     --steps 3 --tokens 1M => --steps | --tokens | contradict
     --minutes 2.0 --steps 3 => --steps | --minutes | contradict
     --steps 3 --epochs 0.5 => --steps | --epochs | contradict
