@@ -119,7 +119,7 @@ def read_questions(task: str, shots: int) -> list[Question]:
     found = [Question(examples + row.query, row.choices, row.gold) for row in rows[shots:]]
     if len(found) < 2:
         raise UsageError(
-            f"--shots {shots} leaves {len(found)} of {task} to ask; a standard error needs 2 or more"
+            f"--shots {shots} leaves {len(found)} to ask; a standard error of {task} needs 2"
         )
     return found
 

@@ -244,7 +244,7 @@ def test_all_files_that_cannot_be_read_are_said_at_once_with_what_mends_them(tmp
     for i in range(12):
         (folder / f"{i:02}.txt").write_text("ação", "utf-16")
     others = {"p.txt": b"%PDF", "p.py": bytes(99), "p.parquet": b"PAR1", "a.parquet": ANNEX}
-    others |= dict.fromkeys(("g.txt", "g.parquet", "g.jsonl.zst", "g.md.xz"), POINTER)
+    others |= dict.fromkeys("g.txt g.parquet g.jsonl.zst g.md.xz".split(), POINTER)
     for name, content in others.items():
         (folder / name).write_bytes(content)
     with pytest.raises(DataError, match="09.txt and 2 others: UTF-16") as error:
@@ -263,7 +263,7 @@ def test_what_a_folder_has_beside_its_text_and_windows_line_ends_are_said(tmp_pa
     folder = write_texts(tmp_path / "t", 60)
     for path in sorted(folder.iterdir())[:10]:
         path.write_bytes(path.read_bytes().replace(b" ", b"\r\n"))
-    for name in ("a.html", "b.html", "d.csv.gz", "LICENSE", ".hidden"):
+    for name in "a.html b.html d.csv.gz LICENSE .hidden".split():
         (folder / name).touch()
     (folder / "gone.txt").symlink_to(folder / "nothing")
     said = prepare_tiny(tmp_path / "d", "--source", f"files:{folder}")
@@ -296,7 +296,7 @@ ENCODED = {
 
 
 @pytest.mark.parametrize("encoding", ENCODED)
-@pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "json", "txt.gz"])
+@pytest.mark.parametrize("ending", "txt jsonl csv json txt.gz".split())
 def test_text_of_another_encoding_is_refused_unless_it_is_named(encoding, ending, tmp_path):
     text = ENCODED[encoding]
     record = json.dumps({"text": text}, ensure_ascii=False)
