@@ -133,6 +133,13 @@ def test_a_folder_may_have_a_colon(name, own_run, small_data, tmp_path, monkeypa
     assert loss(own_run, "--data_dir", folder) == 0 and not Path("data").exists()
 
 
+@pytest.mark.parametrize("field, value", [("n_head", 3), ("extras", "ab")])
+def test_an_architecture_is_one_that_is_computed_here(own_run, field, value):
+    """A field that does not fit another; others: test_formats.py."""
+    forge(own_run, lambda tree: tree["model"].update({field: value}))
+    assert field in refused(CheckpointError, lambda: load(own_run))
+
+
 def test_no_memory_is_taken_for_a_size_that_the_tensors_do_not_have(own_run, monkeypatch):
     sizes = dict(n_embd=1 << 20, mlp_hidden=1 << 20, n_layer=256)
     forge(own_run, lambda tree: tree["model"].update(sizes))
