@@ -1,11 +1,13 @@
-"""What the tests of conversations share: invented ones, prepared, and models that train on them."""
+"""What the tests of conversations share: invented ones, prepared, models that train on them, and
+programs that are talked with."""
 
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import train_here, write_lines
+from conftest import ROOT, command, environment, train_here, write_lines
 from data_helpers import prepare_tiny
 
 from config import GPTConfig
@@ -84,3 +86,10 @@ def answering(chat_data, tmp_path_factory) -> Path:
     more = "--steps 130 --eval_every 0 --lr_scale 1 --log_every 0 --dtype fp32"
     here(chat_data, run_dir, *more.split())
     return run_dir
+
+
+def started(*words, **env) -> subprocess.Popen:
+    """eval.py in a process of its own, with pipes."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    how = dict(cwd=ROOT, env=environment(**env), text=True)
+    return subprocess.Popen(command("eval.py", words), **how, **pipes)

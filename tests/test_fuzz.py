@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import os
+import random
 import re
 import shutil
 import time
@@ -19,11 +20,10 @@ import torch
 from conftest import SMALL, write_lines
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
+from table import read_table
 
 import eval as evaluate
-import export
 import flops
-import prepare_data
 import train
 from config import EXTRAS, LARGEST, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
 from hf.export import ExportConfig
@@ -60,10 +60,10 @@ EDGE = st.builds(lambda n, more: n + more, EDGE, st.integers(-1, 1))
 WHOLE = st.one_of(st.integers(0, 9), EDGE, EDGE.map(lambda n: -n), st.integers())
 REAL = st.sampled_from([0.0, 1.0, 1e-30, 1e9, 1e30, float("inf")])
 REAL = st.one_of(st.floats(0, 1), REAL, st.floats(0, 1000), st.floats())
-PLACES = ["auto", "nowhere/step_00000001", ".", "/", "/dev/null", "a/" * 2000, "cpu", "cuda:99"]
-AMOUNTS = ["2B", "1e400", "infB", "0", "-1", "9" * 400, "all", "1e15T", "8xH100", "0xH100"]
-ITEMS = ["a=1", "texts=1", "texts=-1", "texts=1e400", "=", "texts=0", "key_offset"]
-SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:a:b:c"]
+PLACES = ["a/" * 2000, *"auto nowhere/step_00000001 . / /dev/null cpu cuda:99".split()]
+AMOUNTS = ["9" * 400, *"2B 1e400 infB 0 -1 all 1e15T 8xH100 0xH100".split()]
+ITEMS = "a=1 texts=1 texts=-1 texts=1e400 = texts=0 key_offset".split()
+SPECS = "stdlib files: files:nowhere files:texts a=files:texts#x+y hf:a:b:c".split()
 TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS])
 
 
@@ -167,63 +167,62 @@ WORK = """machinery.folders.lock_run machinery.disk.lock stores.stage.once_per_n
     instruments.talk.serve.open_server preparation.pool.open_pool eval.load_model""".split()
 
 
-@profile(50)
-@given(command_lines(GPTConfig, TrainConfig, RunConfig), st.booleans())
-def test_train(here, words, plans):
-    base = ["tiny", *SMALL, "--run_dir", "new", *["--plan"] * plans]
-    is_refused(train.main, [*base, *words], words)
+# a command that is accepted => with how many lists of more words it is tried
+COMMANDS = """
+train tiny {small} --run_dir new => 25
+train tiny {small} --run_dir new --plan => 25
+prepare_data tiny --source files:texts --data_dir new --vocab_size 300 => 40
+export tiny => 25
+eval loss tiny --device cpu => 12
+eval sample tiny --device cpu => 12
+eval choice tiny --device cpu --task exam.jsonl => 12
+eval look tiny --device cpu => 12
+eval tournament tiny --device cpu --n_prompts 2 --prompt_tokens 8 --max_new_tokens 8 => 12
+eval serve tiny --device cpu => 12
+eval report tiny => 12
+"""
+KINDS = dict(train=(GPTConfig, TrainConfig, RunConfig), prepare_data=[DataConfig])
+KINDS["export"] = [ExportConfig]
 
 
-@profile(40)
-@given(command_lines(DataConfig))
-def test_prepare_data(here, words):
-    base = ["--source", "files:texts", "--data_dir", "new", "--vocab_size", "300"]
-    is_refused(prepare_data.main, ["tiny", *base, *words], words)
+@pytest.mark.parametrize("command, examples", read_table(COMMANDS))
+def test_any_option_with_any_value(command, examples, here):
+    program, *base = command.format(small=" ".join(SMALL)).split()
+    main = importlib.import_module(program).main
+    kinds = KINDS.get(program)
+    if program == "eval":
+        module, _, options = evaluate.COMMANDS[base[0]]
+        kinds = [getattr(importlib.import_module(module), options)]  # in its own time
+    assert not is_refused(main, base, [])
 
-
-@pytest.mark.parametrize("name", "loss sample choice look tournament serve report".split())
-def test_eval(here, name):
-    module, _, options = evaluate.COMMANDS[name]
-    kind = getattr(importlib.import_module(module), options)  # in its own time
-    base = ["tiny", *["--device", "cpu"] * (name != "report")]
-    if name == "tournament":
-        base += "--n_prompts 2 --prompt_tokens 8 --max_new_tokens 8".split()
-    if name == "choice":
-        base += ["--task", "exam.jsonl"]
-    assert not is_refused(evaluate.main, [name, *base], [])
-
-    @profile(12)
-    @given(command_lines(kind))
+    @profile(int(examples[0]))
+    @given(command_lines(*kinds))
     def check(words):
-        is_refused(evaluate.main, [name, *base, *words], words)
+        is_refused(main, [*base, *words], words)
 
     check()
 
 
-@profile(25)
-@given(command_lines(ExportConfig))
-def test_export(here, words):
-    is_refused(export.main, ["tiny", *words], words)
+def small_model(rng: random.Random) -> dict:
+    """Fields of an architecture."""
+    sizes = "n_layer n_head n_kv_head seq_len head_dim mlp_hidden".split()
+    flags = "qk_norm embed_norm tie_embeddings doc_mask".split()
+    return dict(
+        {name: rng.randint(1, 5) for name in sizes},
+        **{name: rng.random() < 0.5 for name in flags},
+        vocab_size=rng.randint(1, 70),
+        n_embd=rng.randint(1, 24),
+        mlp=rng.choice(["relu2", "swiglu"]),
+        logit_softcap=rng.choice([0.0, rng.uniform(0.01, 100)]),
+        rope_theta=rng.uniform(1, 1e9),
+        nope_every=rng.randint(0, 3),
+        extras=rng.choice([(), ("key_offset",), ("value_embeds",), EXTRAS]),
+    )
 
 
-SMALL_MODEL = st.builds(
-    dict,
-    **{name: st.integers(1, 9) for name in ("seq_len", "head_dim", "mlp_hidden")},
-    **{name: st.integers(1, 4) for name in ("n_layer", "n_head", "n_kv_head")},
-    **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
-    vocab_size=st.integers(1, 70),
-    n_embd=st.integers(1, 24),
-    mlp=st.sampled_from(["relu2", "swiglu"]),
-    logit_softcap=st.just(0.0) | st.floats(0.01, 100),
-    rope_theta=st.floats(1, 1e9),
-    nope_every=st.integers(0, 3),
-    extras=st.sampled_from([(), ("key_offset",), ("value_embeds",), EXTRAS]),
-)
-
-
-@profile(60)
-@given(SMALL_MODEL)
-def test_a_model_that_is_accepted_computes(fields):
+@pytest.mark.parametrize("seed", range(EXAMPLES or 60))
+def test_a_model_that_is_accepted_computes(seed):
+    fields = small_model(random.Random(seed))
     try:
         config = GPTConfig(**fields)
     except UsageError:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL
 from faults import edited, start
+from table import read_table
 
 from machinery import cli
 
@@ -83,62 +84,116 @@ def test_a_python_without_the_packages_is_told_where_they_are(program, tmp_path)
     assert done.returncode == 2 and "lacks the features of Python 3.10; run: " in done.stderr
 
 
-# Wrong words -> what the sentence has to name: what was given, and a way out.
-TO_ALL = {
-    "--data_dri x": ("--data_dri", "--data_dir", "--help"),
-    "--data_dir x y": ("y", "--help"),
-    "--data_dir": ("--data_dir",),
-}
-TO_ONE = {
-    "train.py tiny": {
-        "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
-        "--model d12": ("--model", "the first word"),
-        "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
-        "--n_head 3 --n_kv_head 2": ("n_head 3", "n_kv_head 2"),
-        "--data_dir {data} --steps 0 --tokens 2X": ("'2X'", "2B", "500M"),
-        "--device cuda:99": ("cuda:99", "--device"),
-        "--tokens_per_step 1000 --data_dir {data}": ("1000", "--tokens_per_step 1024"),
-        "--mixture web=1 --data_dir {data}": ("'web'", "texts"),
-        "--data_dir nowhere": ("nowhere", "python prepare_data.py tiny"),
-        "--data_dir {run}": ("prepare_data.py tiny --data_dir NEW_FOLDER",),
-        "--data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128": ("GB", "smaller preset"),
-        "--dropout 0.1 --max_iters=9": ("--dropout", "read about once", "--max_iters", "--steps"),
-        "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
-        "--epochs 2 --plan": ("--epochs 2", "--tokens"),
-        "--name ../x": ("--name ../x", "--name mine"),
-        "--name ..": ("--name ..",),
-    },
-    "train.py d13x": {"": ("'d13x'", "d12", "tiny")},
-    "train.py d100": {"": ("'d100'; there are", "up to d99")},
-    "prepare_data.py tiny": {
-        "--source files:nowhere": ("nowhere",),
-        "--source wikipedia": ("wikipedia", "stdlib"),
-        "--source files:{data}": ("files:/", ".txt"),
-    },
-    "prepare_data.py verify tiny": {"--data_dir nowhere": ("nowhere",)},
-    "eval.py loss tiny": {
-        "--run_dir nowhere": ("nowhere", "train.py"),
-        "--run_dir {run} --data_dir nowhere": ("nowhere", "python prepare_data.py"),
-    },
-    "eval.py loss no_run": {"": ("'no_run'", "tiny", "train one first")},
-    "eval.py compare no_run x": {"": ("no_run", "train.py")},
-    "eval.py sample tiny": {
-        "--run_dir {run} --prompt " + "word" * 80: ("241 tokens", "fewer than 64")
-    },
-    "eval.py lose tiny": {"": ("'lose'", "loss")},
-    "eval.py report": {
-        "{run}/checkpoints/step_00000012": ("step_00000012",),
-        "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),
-    },
-    "eval.py": {"": ("loss, sample, chat, choice",)},
-    "eval.py choice tiny": {"--run_dir {run} --task": ("--task",)},
-    "eval.py serve tiny": {"--host x": ("--host", "ssh -L")},
-    "export.py tiny": {
-        "--run_dir nowhere": ("nowhere", "train.py"),
-        "--run_dri x": ("--run_dri", "--run_dir", "--help"),
-    },
-}
+# Below a command its wrong words => what the sentence has to name: what was given, and a way out.
+WRONG_WORDS = """
+any that has --data_dir
+    --data_dri x => --data_dri | --data_dir | --help
+    --data_dir x y => y | --help
+    --data_dir => --data_dir
+
+train.py tiny
+    --mlp gelu => --mlp | relu2 | swiglu | 'gelu'
+    --model d12 => --model | the first word
+    --extras value_embed => 'value_embed' | key_offset | value_embeds
+    --n_head 3 --n_kv_head 2 => n_head 3 | n_kv_head 2
+    --data_dir {data} --steps 0 --tokens 2X => '2X' | 2B | 500M
+    --device cuda:99 => cuda:99 | --device
+    --tokens_per_step 1000 --data_dir {data} => 1000 | --tokens_per_step 1024
+    --mixture web=1 --data_dir {data} => 'web' | texts
+    --data_dir nowhere => nowhere | python prepare_data.py tiny
+    --data_dir {run} => prepare_data.py tiny --data_dir NEW_FOLDER
+    --data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128 => GB | smaller preset
+    --dropout 0.1 --max_iters=9 => --dropout | read about once | --max_iters | --steps
+    {same} --n_layer 3 => n_layer | 2 | 3 | --run_dir
+    --epochs 2 --plan => --epochs 2 | --tokens
+    --name ../x => --name ../x | --name mine
+    --name .. => --name ..
+    --batch-size=32 => --batch_size | --tokens_per_step
+    --steps 3 --tokens 1M => --steps | --tokens | contradict
+    --steps 3 --epochs 0.5 => --steps | --epochs | contradict
+    --epochs 0.5 --tokens 1M => --tokens | --epochs | contradict
+    --run_dir s3://K:hunter2@b/x?k=hunter2 => --run_dir
+    --stage s3://K:hunter2@b/x => --stage
+    --init_from s3://K:hunter2@b/x => --init_from
+
+train.py d13x
+    => 'd13x' | d12 | tiny
+
+train.py d100
+    => 'd100'; there are | up to d99
+
+prepare_data.py tiny
+    --source files:nowhere => nowhere
+    --source wikipedia => wikipedia | stdlib
+    --source files:{data} => files:/ | .txt
+    --source stdlib#body => stdlib has no fields
+    --encoding utf-16 => --encoding utf-16 is none
+    --encoding klingon => --encoding klingon is none
+    --encoding rot13 => --encoding rot13 is none
+    --encoding undefined => --encoding undefined is none
+    --data_dir s3://K:hunter2@b/x => --data_dir
+    --tokenizer s3://K:hunter2@b/x => --tokenizer
+
+prepare_data.py verify tiny
+    --data_dir nowhere => nowhere
+
+eval.py loss tiny
+    --run_dir nowhere => nowhere | train.py
+    --run_dir {run} --data_dir nowhere => nowhere | python prepare_data.py
+
+eval.py loss no_run
+    => 'no_run' | tiny | train one first
+
+eval.py compare no_run x
+    => no_run | train.py
+
+eval.py sample tiny
+    --run_dir {run} --prompt {long} => 241 tokens | fewer than 64
+
+eval.py lose tiny
+    => 'lose' | loss
+
+eval.py report
+    {run}/checkpoints/step_00000012 => step_00000012
+    {run} --usd_per_hour 3 => --usd_per_hour | eval.py plan
+
+eval.py
+    => loss, sample, chat, choice
+
+eval.py noise tiny
+    => python course/room/25_rates.py RUN
+
+eval.py choice tiny
+    --run_dir {run} --task => --task
+    --run_dir {run} => --task FILE.jsonl
+    --run_dir {run} --task none.jsonl => none.jsonl
+    --run_dir {run} --task hellaswag => --tasks hellaswag
+
+eval.py chat tiny
+    --run_dir {run} => was not tuned
+
+eval.py tournament
+    --run_dir none => none
+    --run_dir {run} --players {run}/checkpoints/step_00000012 => --players
+    --run_dir {run} --judge nowhere => nowhere
+    --run_dir {run} --prompt_tokens 60 --max_new_tokens 16 => 76
+    --run_dir {run} {short} --judge http://h/v1 --criteria none.txt => none.txt
+    --run_dir {run} {short} --judge http://h/v1 --criteria {files}/latin.txt => latin.txt
+    --run_dir {run} --judge http://h/v1 --prompts {files}/empty.jsonl => line 1
+
+eval.py serve tiny
+    --host x => --host | ssh -L
+
+export.py tiny
+    --run_dir nowhere => nowhere | train.py
+    --run_dri x => --run_dri | --run_dir | --help
+"""
+
+BLOCKS = [block.partition("\n") for block in WRONG_WORDS.strip().split("\n\n")]
+TO_ONE = {command: dict(read_table(rows)) for command, _, rows in BLOCKS}
+TO_ALL = TO_ONE.pop("any that has --data_dir")
 PRIVATE = r"\b(None|NoneType|dict|kwargs|argv|Path\(|PosixPath|np\.|torch\.|self|errno|dataclass)\b"
+PRIVATE += "|hunter2"  # a password
 
 
 @pytest.fixture
@@ -146,9 +201,12 @@ def told(small_data, own_run, tmp_path, monkeypatch, capfd):
     """A function: "train.py tiny", its wrong words -> the exit code and the sentence."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "latin.txt").write_bytes(b"\xfaltimo")
+    (tmp_path / "empty.jsonl").write_text('{"text": " "}')
     monkeypatch.setattr("hf.parity.need_transformers", lambda: None)  # it would be the mistake
     same = f"{' '.join(SMALL)} --data_dir {small_data} --run_dir {own_run}"
-    places = dict(data=small_data, run=own_run, same=same)
+    places = dict(data=small_data, run=own_run, same=same, long="word" * 80)
+    places |= dict(files=tmp_path, short="--prompt_tokens 8 --max_new_tokens 8")
 
     def tell(command: str, words: str) -> tuple[int, str]:
         program, *first = command.split()

@@ -118,7 +118,9 @@ def read_questions(task: str, shots: int) -> list[Question]:
     examples = "".join(f"{row.query} {row.choices[row.gold]}\n\n" for row in rows[:shots])
     found = [Question(examples + row.query, row.choices, row.gold) for row in rows[shots:]]
     if len(found) < 2:
-        raise UsageError(f"{task} leaves {len(found)} to ask; a standard error needs 2 or more")
+        raise UsageError(
+            f"--shots {shots} leaves {len(found)} to ask; a standard error of {task} needs 2"
+        )
     return found
 
 

@@ -184,15 +184,22 @@ def test_no_file_of_ours_is_taken_for_a_package_that_nanochat_imports():
 
 
 # --------------------------------------------------------------------------------------- a profile
+TRACE = b"""{"traceEvents": [
+    {"name": "thin", "ts": 150, "dur": 5, "cat": "kernel"},
+    {"name": "wide", "ts": 0, "dur": 30, "cat": "kernel"},
+    {"name": "wide", "ts": 30, "dur": 30, "cat": "kernel"},
+    {"name": "copy", "ts": 50, "dur": 5, "cat": "gpu_memcpy"},
+    {"name": "wide", "ts": 155, "dur": 20, "cat": "kernel"},
+    {"name": "ProfilerStep#1", "ts": 0, "dur": 0, "cat": "user_annotation"},
+    {"name": "ProfilerStep#1", "ts": 0, "dur": 0, "cat": "user_annotation"}]}
+"""
+
+
 def test_kernels_and_gaps_of_a_trace_that_was_made_up(tmp_path, monkeypatch):
     """Two steps, in microseconds: `wide` 30 + 30, with `copy` beside it, 90 of nothing, `thin`
     5, and at once after it `wide` 20."""
-    rows = [("thin", 150, 5, "kernel"), ("wide", 0, 30, "kernel"), ("wide", 30, 30, "kernel")]
-    rows += [("copy", 50, 5, "gpu_memcpy"), ("wide", 155, 20, "kernel")]
-    rows += [("ProfilerStep#1", 0, 0, "user_annotation")] * 2
-    events = [dict(zip(("name", "ts", "dur", "cat"), row)) for row in rows]
     trace = tmp_path / "trace.json.gz"
-    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    trace.write_bytes(gzip.compress(TRACE))
     found, steps = trace_kernels.read_events(trace)
     assert steps == 2 and trace_kernels.gaps(found) == [(90, "thin")]
     wide, *others = trace_kernels.by_kernel(found, steps)

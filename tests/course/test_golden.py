@@ -6,6 +6,7 @@ import re
 import pytest
 import seeds
 from conftest import ROOT
+from table import read_table
 
 NUMBERS = {n["said"][0]: n for numbers in seeds.golden().values() for n in numbers}
 
@@ -47,6 +48,15 @@ def test_a_number_is_stated_as_it_was_seen(name):
         assert said is None, f"{place}: {said}"
 
 
+STATED = """
+a.md: at <2.31> (<2.30 to 2.32>), by <0.01> => None
+a.pt.md: <2,31>, <2,30 a 2,32> => None
+a.md: at <2.33> => outside
+a.md: <2.31> (<2.31 to 2.32>) => less
+a.md: <2.30>, by <0.01> => less
+"""
+
+
 def test_what_was_seen_is_recorded_and_what_is_stated_otherwise_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(seeds, "GOLDEN", tmp_path / "golden.json")
     new = dict(printed=r"^ends at (\S+)", said=[], seen=[])
@@ -54,13 +64,7 @@ def test_what_was_seen_is_recorded_and_what_is_stated_otherwise_is_found(tmp_pat
     for seed, bits in ((10, 9.99), (10, 2.30), (20, 2.31), (0, 2.32)):  # 9.99 is replaced
         seeds.record("a.py", seed, f"it\nends at {bits}\n")
     (number,) = seeds.golden()["a.py"]
-    for words, fault in (
-        ("a.md: at <2.31> (<2.30 to 2.32>), by <0.01>", "None"),
-        ("a.pt.md: <2,31>, <2,30 a 2,32>", "None"),
-        ("a.md: at <2.33>", "outside"),
-        ("a.md: <2.31> (<2.31 to 2.32>)", "less"),
-        ("a.md: <2.30>, by <0.01>", "less"),
-    ):
+    for words, (fault,) in read_table(STATED):
         assert fault in str(wrong(words, number, re.sub("[<>]", "", words)))
     assert "not there" in wrong("a.md: <2.31>", number, "2.32")
     number["seen"].pop()

@@ -140,18 +140,14 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     path = tmp_path / "own.jsonl"
     row = dict(query="q", choices=["z", "self"], gold=1)
     write_lines(path, [row] * 2)
-    answer = lambda *task: choice.answer_all(choice.ChoiceConfig(task=task), lambda _: loaded)
-    answer(str(path))
+    answer = lambda path: choice.answer_all(
+        choice.ChoiceConfig(task=(str(path),)), lambda _: loaded
+    )
+    answer(path)
     assert (kept[0]["task"], kept[0]["n"], kept[0]["hits"]) == (str(path), 2, 2)
     write_json(path, row)
-    for *task, said in (
-        (str(path), "a standard error"),  # of one question there is none
-        (str(tmp_path / "none.jsonl"), "none.jsonl"),
-        ("--task FILE.jsonl",),
-        ("hellaswag", "--tasks hellaswag$"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            answer(*task)
+    with pytest.raises(UsageError, match="a standard error"):  # of one question there is none
+        answer(path)
 
 
 @pytest.fixture(scope="module")

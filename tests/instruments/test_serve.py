@@ -6,7 +6,6 @@ import queue
 import re
 import signal
 import socket
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,7 +13,9 @@ from http.client import HTTPConnection
 
 import pytest
 import torch
-from conftest import ROOT, command, environment
+from chat_helpers import started
+from conftest import CPU
+from table import read_table
 
 from config import GPTConfig, UsageError
 from hf import parity
@@ -121,8 +122,7 @@ def ask(url: str, method: str, path: str, body: bytes = b"", **headers) -> tuple
 
 
 def post(url: str, fields, **headers) -> tuple[int, str]:
-    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return ask(url, "POST", "/draw", body, **headers)[:2]
+    return ask(url, "POST", "/draw", json.dumps(fields).encode(), **headers)[:2]
 
 
 def answer(url: str, **fields) -> list[dict]:
@@ -149,16 +149,25 @@ def drawn(model: GPT, tokenizer: Tokenizer, ids: list[int], seed: int = 0, **cha
 
 
 # --------------------------------------------------------------------------------- what is drawn
-@pytest.mark.parametrize("text", ["caf\u00e9 <|end|> \u4f60", ""])
+SAID = [("system", "Be brief."), ("user", "hi <|end|> \u00e9"), ("assistant", "yes")]
+SAID.append(("user", "and?"))
+
+
+@pytest.mark.parametrize("text", ["caf\u00e9 <|end|> \u4f60", "", None])
 @pytest.mark.parametrize("changes", [{}, {"seed": 7, "top_p": 0.9}, {"temperature": 0}])
-def test_an_answer_is_what_the_model_draws(base, tokenizer, text, changes):
-    """And its probabilities are those of a whole forward pass."""
-    url, service = base
+def test_an_answer_is_what_the_model_draws(tuned, tokenizer, text, changes):
+    """And its probabilities are those of a whole forward pass. A tuned model continues texts, too;
+    None stands for a conversation."""
+    url, service = tuned
     model = service.writer.model
-    ids = [0, *tokenizer.encode(text)]
+    asked = dict(text=text)
+    ids = [0, *tokenizer.encode(text or "")]
+    if text is None:
+        asked = dict(messages=[dict(role=role, content=said) for role, said in SAID])
+        ids = [0, *chat.encode(SAID, tokenizer, reply=True)]
     new = drawn(model, tokenizer, ids, **changes)
     shown = [i for i in new if i not in tokenizer.special.values()]
-    pieces = answer(url, text=text, **changes)
+    pieces = answer(url, **asked, **changes)
     assert text_of(pieces) == tokenizer.decode(shown)
     ends = [piece["end"] for piece in pieces]
     assert ends == [""] * (len(pieces) - 1) + ["length" if len(shown) == 20 else "stop"]
@@ -191,24 +200,13 @@ def test_text_comes_as_soon_as_its_characters_are_whole(tokenizer):
     assert last.tokens[0].text == "\\xe4"
 
 
-def test_a_conversation_is_answered(tuned, tokenizer):
-    url, service = tuned
-    said = [("system", "Be brief."), ("user", "hi <|end|> \u00e9"), ("assistant", "yes")]
-    said.append(("user", "and?"))
-    ids = [0, *chat.encode(said, tokenizer, reply=True)]
-    new = drawn(service.writer.model, tokenizer, ids)
-    pieces = answer(url, messages=[dict(role=role, content=text) for role, text in said])
-    assert [token["id"] for piece in pieces for token in piece["tokens"]] == new
-    assert answer(url, messages=[TURN], max_new_tokens=999)[-1]["end"]
-    assert answer(url, text="def", max_new_tokens=2)  # it still continues a text
-
-
 # -------------------------------------------------------------------- many clients, and lost ones
 def test_clients_at_once_get_what_each_would_get_alone(base):
     ask_one = lambda i: text_of(answer(base[0], text=f"def name_{i}", seed=i))
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(ask_one, range(12)))
     assert together == [*map(ask_one, range(12))] and len({*together}) == 12
+    assert answer(base[0], text="def", max_new_tokens=999)[-1]["end"]  # as many as fit
 
 
 def test_a_client_that_leaves_stops_its_answer(tokenizer):
@@ -233,22 +231,23 @@ def test_a_client_that_leaves_stops_its_answer(tokenizer):
 # ------------------------------------------------------------------------ what a client does wrong
 TURN = {"role": "user", "content": "hi"}
 OK = NUMBERS | dict(text="def", max_new_tokens=2)
-WRONG = {  # name -> (body, status, what the sentence names)
-    "no JSON": (b'{"text', 400, "JSON"),
-    "no token": (OK | dict(max_new_tokens=0), 400, "max_new_tokens"),
-    "hot": (OK | dict(temperature=2.5), 400, "2.5"),
-    "long": (OK | dict(text="def name_1(x): " * 40), 413, "96 fit"),
-    "answered": (NUMBERS | dict(messages=[TURN, TURN | dict(role="assistant")]), 400, "last turn"),
-    "twice": (NUMBERS | dict(messages=[TURN, TURN | dict(content="\ud800")]), 400, "out of turn"),
-}
+WRONG = r"""
+{"max_new_tokens": 0} => 400 | max_new_tokens
+{"temperature": 2.5} => 400 | 2.5
+{"text": "LONG"} => 413 | 96 fit
+what was asked is answered; two questions, of which one is no text:
+{"text": null, "messages": [USER "hi"}, {"role": "assistant", "content": "hi"}]} => 400 | last turn
+{"text": null, "messages": [USER "hi"}, USER "\ud800"}]} => 400 | out of turn
+"""
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_request_gets_one_sentence(tuned, name):
+@pytest.mark.parametrize("changes, names", read_table(WRONG))
+def test_a_wrong_request_gets_one_sentence(changes, names, tuned):
     """More wrong values: test_formats.py; more wrong turns: test_reading.py."""
-    body, status, value = WRONG[name]
-    found, sentence = post(tuned[0], body)
-    assert found == status and value in sentence
+    changes = changes.replace("LONG", "def name_1(x): " * 40)
+    changes = changes.replace("USER", '{"role": "user", "content":')
+    status, sentence = post(tuned[0], OK | json.loads(changes))
+    assert str(status) == names[0] and names[1] in sentence
     assert "\n" not in sentence and len(sentence) < 400
 
 
@@ -259,7 +258,7 @@ def test_a_model_that_was_not_tuned_needs_a_text(base):
 
 @pytest.mark.parametrize("length", [str(serve.MAX_BODY + 1), "-1"])
 def test_a_body_of_a_wrong_length_is_not_read(base, length):
-    status, sentence = post(base[0], b"", **{"Content-Length": length})
+    status, sentence, _ = ask(base[0], "POST", "/draw", **{"Content-Length": length})
     assert status == 413 and length in sentence
 
 
@@ -287,9 +286,7 @@ def test_pages_of_others_cannot_use_the_server(base):
 # ------------------------------------------------------------------------------------ the program
 def test_the_program_answers_until_ctrl_c(trained_run):
     """Also if it comes while an answer is drawn."""
-    words = ["serve", trained_run, "--port", 0, "--device", "cpu", "--dtype", "fp32"]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(command("eval.py", words), cwd=ROOT, env=environment(), **pipes)
+    process = started("serve", trained_run, "--port", 0, *CPU)
     try:
         said = ""
         while "page: " not in said:

@@ -183,7 +183,7 @@ def test_a_conversation(tokenizer, browser):
                 done(page)
                 assert page.input_value("#input") == ""
             answers = page.locator(".answer .text").all_inner_texts()
-            roles = ["system", "user", "assistant", "user", "assistant", "user"]
+            roles = "system user assistant user assistant user".split()
             assert [m["role"] for m in sent_last(page)["messages"]] == roles and all(answers)
             for _ in range(3):
                 say(page, "name_1(x) and name_2(x) and name_3(x)?")
@@ -225,7 +225,7 @@ def test_the_page_fits(base, browser, scheme, width):
         done(page)
         page.locator(".token").last.focus()  # wherever it stands, a line's end too
         assert page.evaluate("document.documentElement.scrollHeight") <= 700
-        for name in ("#send", "#input", "#alternatives", "#temperature", "#tokens", "#clear"):
+        for name in "#send #input #alternatives #temperature #tokens #clear".split():
             box = page.locator(name).bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width, name
             assert box["y"] >= 0 and box["y"] + box["height"] <= 700, name

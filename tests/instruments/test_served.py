@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, environment, read_json, read_lines, until, write_lines
+from chat_helpers import started
+from conftest import read_json, read_lines, until, write_lines
 from test_tournament import hold
 
 from config import UsageError
 from instruments.exams import served, tournament
-from machinery.errors import DataError
 
 pytest.importorskip("openai")
 pytest_plugins = ["chat_helpers"]
@@ -117,12 +116,9 @@ def test_a_key_that_the_server_repeats_is_not_shown(tmp_path, monkeypatch, at):
 
 
 def test_odd_addresses_are_sentences(tmp_path):
-    for url in ("http://[::1/v1", "ftp://127.0.0.1:9"):
-        with pytest.raises(UsageError):
+    for url in ("http://[::1/v1", "ftp://127.0.0.1:9", "http://127.0.0.1:9/v1"):
+        with pytest.raises(UsageError, match=re.escape(url)):
             compare(url, tmp_path)
-    with judging(by_length, models=("a\nwrote /etc/passwd",)) as server:
-        with pytest.raises(UsageError):
-            compare(server.url, tmp_path, model="")
 
 
 def hanging(over: threading.Event):
@@ -222,10 +218,10 @@ def test_what_is_no_verdict_is_counted_and_left_out(tmp_path):
         judged(lambda *texts: "Both are fine.", tmp_path, "another")
 
 
-RUBBISH = {
+RUBBISH = {  # a status, a body
     "no JSON": (200, b"<html>"),
-    "no choice": {"choices": []},
-    "a content that is no text": {"choices": [{"message": {"content": 5}}]},
+    "no choice": (200, b'{"choices": []}'),
+    "a content that is no text": (200, b'{"choices": [{"message": {"content": 5}}]}'),
     "broken": (500, b"\x1b[2J\xff"),
 }
 
@@ -264,9 +260,13 @@ def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
     with judging(by_length, models=("first",)) as server:
         compare(server.url, tmp_path, model="")
         assert json.loads(server.asked[0])["model"] == "first"
-    for models in ((), ("first", "second")):
+    for models, words in (
+        ((), "0 models.*--judge_model"),
+        (("first", "second"), "2 models.*--judge_model"),
+        (("a\nwrote /etc/passwd",), "a model's name"),
+    ):
         with judging(by_length, models=models) as server:
-            with pytest.raises(UsageError, match=f"{len(models)} models.*--judge_model"):
+            with pytest.raises(UsageError, match=words):
                 compare(server.url, tmp_path, model="")
 
 
@@ -275,12 +275,10 @@ def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
 OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 6".split()
 
 
-def elsewhere(run_dir: Path, server) -> subprocess.Popen:
+def elsewhere(run_dir: Path, server):
     """A tournament in a process of its own."""
-    words = ["tournament", run_dir, *OPTIONS, "--judge", server.url]
-    how = dict(cwd=ROOT, env=environment(OPENAI_API_KEY=KEY), text=True)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    return subprocess.Popen(command("eval.py", words), **how, **pipes)
+    judge = ["--judge", server.url]
+    return started("tournament", run_dir, *OPTIONS, *judge, OPENAI_API_KEY=KEY)
 
 
 def test_ctrl_c_does_not_wait_for_the_judge(own_run):
@@ -326,26 +324,22 @@ def test_a_kill_costs_what_was_on_its_way(own_run):
     assert not any(KEY.encode() in text for text in texts)
 
 
-def test_a_password_in_the_address_is_in_no_file(own_run, capsys):
-    with judging(by_length) as server:
-        hold(own_run, "--judge", server.url.replace("://", "://me:pass1234@"), "--n_prompts", 1)
-    said = capsys.readouterr()
-    texts = [path.read_bytes() for path in own_run.glob("*.json*")]
-    assert not any(b"pass1234" in text for text in texts) and "pass1234" not in said.out + said.err
-
-
-def test_prompts_and_criteria_from_files(own_run, tmp_path):
+def test_prompts_and_criteria_from_files(own_run, tmp_path, capsys):
+    """And a password in the address is in no file."""
     file = tmp_path / "prompts.jsonl"
     texts = ("def add(a, b): ", "import os", "class A:")
     write_lines(file, [dict(text=text) for text in texts])
     criteria = tmp_path / "criteria.txt"
     criteria.write_text("O melhor texto \u00e9 o mais longo.")
     with judging(by_length) as server:
-        words = ["--judge", server.url, "--prompts", file, "--criteria", criteria]
+        address = server.url.replace("://", "://me:pass1234@")
+        words = ["--judge", address, "--prompts", file, "--criteria", criteria]
         report = hold(own_run, *words)
         assert all("mais longo" in body for body in server.asked)
     assert report["prompts"] == ["def add(a, b):", "import os", "class A:"]
     assert tournament.HUMAN not in {row["name"] for row in report["players"]}
+    said = [*capsys.readouterr(), *(path.read_text() for path in own_run.glob("*.json*"))]
+    assert not any("pass1234" in text for text in said)
 
 
 def answer_to(prompt: str) -> str:
@@ -370,20 +364,3 @@ def test_tuned_models_answer_held_out_questions(answering, tmp_path):
     newest = max(rating.keys() - {tournament.HUMAN, tournament.LOOP})
     assert rating[tournament.HUMAN] > rating[newest] - 1e-6 > rating[tournament.LOOP]
     assert report["doubts"] == []
-
-
-def test_mistakes_with_an_address_are_sentences(trained_run, answering, tmp_path):
-    nowhere = ("--judge", "http://127.0.0.1:9/v1")
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes(b"\xfaltimo")
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text('{"text": " "}\n')
-    for options, words in (
-        ((), "127.0.0.1:9"),
-        (("--criteria", tmp_path / "none"), "none"),
-        (("--criteria", latin), "latin.txt"),
-        (("--prompts", empty), "line 1"),
-        (("--players", trained_run, answering), "tuned"),
-    ):
-        with pytest.raises((UsageError, DataError), match=words):
-            hold(tmp_path, "--players", trained_run, *nowhere, *options)

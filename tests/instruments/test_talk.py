@@ -5,15 +5,13 @@ import io
 import itertools
 import random
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
-from chat_helpers import random_model
-from conftest import CPU, ROOT, command, environment, look
+from chat_helpers import random_model, started
+from conftest import CPU, look
 
-import eval as evaluate
 from config import PRESETS, Preset, UsageError
 from instruments.talk import sample
 from instruments.talk.chat import ChatConfig, Talk, questions, reply
@@ -82,20 +80,17 @@ def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer)
     assert talk.ask("cat") == 0
 
 
-def test_a_conversation_in_the_terminal(answering, base):
-    """Questions come from a pipe; a base model refuses, and names the way out."""
-    args = ["chat", answering, "--temperature", 0, "--device", "cpu"]
+def test_a_conversation_in_the_terminal(answering):
+    """Questions come from a pipe."""
     ask = "Say cat dog\n\n  \nSay river tree\n" + "Say fish " * 60 + "\nSay bird bird\n" * 6
-    how = dict(text=True, capture_output=True, cwd=ROOT, env=environment(), timeout=120)
-    done = subprocess.run(command("eval.py", args), input=ask, **how)
-    assert done.returncode == 0, done.stderr
-    assert "> I say cat dog.\n" in done.stdout
-    assert "> I say river tree.\n" in done.stdout
-    assert "and 32 fit" in done.stdout
-    assert re.search(r"> \[context full: .*\]\nI say", done.stdout)
-    assert done.stdout.count("I say bird bird.") >= 4
-    with pytest.raises(UsageError):
-        evaluate.main(["chat", str(base / "run")])
+    process = started("chat", answering, "--temperature", 0, *CPU)
+    said, errors = process.communicate(ask, timeout=120)
+    assert process.returncode == 0, errors
+    assert "> I say cat dog.\n" in said
+    assert "> I say river tree.\n" in said
+    assert "and 32 fit" in said
+    assert re.search(r"> \[context full: .*\]\nI say", said)
+    assert said.count("I say bird bird.") >= 4
 
 
 def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeypatch, capsys):

@@ -9,12 +9,12 @@ import pytest
 import torch
 from chat_helpers import random_model
 from conftest import read_json
+from table import read_table
 
 import eval as eval_program
 from config import UsageError
 from instruments.exams import judge, tournament
 from machinery import checkpoint
-from machinery.errors import CheckpointError
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, Trained
 from tokenizer import Tokenizer
@@ -51,23 +51,18 @@ def test_the_interval_covers_as_often_as_it_says():
     assert 0.88 <= np.mean(inside) <= 0.99
 
 
-def test_a_token_is_new_if_its_bigram_is():
-    assert judge.novel([1, 2], [1, 2, 3]) == [True, False, True]
-    assert judge.novel([1, 2, 3], [1, 2, 3]) == [True, False, False]  # 3 1 was not there
-    assert judge.novel([1, 1], [1, 1]) == [False, False]
-    assert judge.novel([1], []) == []
-
-
 def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
+    """Of those that end a bigram which was not there, in the prompt or before in the text."""
     model = random_model(vocab_size=50)
     prompts = [[5, 6, 7], [5, 6, 7], [8, 8, 8], [9]]
-    completions = [[8, 5, 6, 9], [1], [8, 8], []]
+    completions = [[8, 5, 6, 9, 8, 5], [1], [8, 8], []]
     got = judge.novel_mean(model, prompts, completions)
 
     def log_p(text: list[int], token: int) -> float:
         return model(torch.tensor([text]))[0, -1].log_softmax(-1)[token].item()
 
-    new = [log_p([0, 5, 6, 7], 8), log_p([0, 5, 6, 7, 8], 5), log_p([0, 5, 6, 7, 8, 5, 6], 9)]
+    text = [0, 5, 6, 7, 8, 5, 6, 9, 8]
+    new = [log_p(text[:i], text[i]) for i in (4, 5, 7, 8)]
     assert got[0] == pytest.approx(np.mean(new), abs=1e-4)
     assert got[1] == pytest.approx(log_p([0, 5, 6, 7], 1), abs=1e-4)
     assert list(got[2:]) == [-np.inf] * 2  # nothing new, or nothing at all: the last place
@@ -75,18 +70,22 @@ def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
     assert wins.tolist() == [[0.5, 1, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]]
 
 
+RANKED = """
+best first: human text, loop, and others
+h b a l => trusted
+b h a l => trusted
+b a h l => human text in place 3 of 4
+h l b a => loop in place 2 of 4
+h b l a c => loop in place 3 of 5
+"""
+
+
 def test_a_judge_is_doubted_for_the_loop_and_the_human():
-    for names, doubts in (  # best first: human text, loop, and others
-        ("h b a l", []),
-        ("b h a l", []),  # 2 of 4: ceil(4 / 3)
-        ("b a h l", ["human text in place 3 of 4"]),
-        ("h l b a", ["loop in place 2 of 4"]),
-        ("h b l a c", ["loop in place 3 of 5"]),  # the middle
-    ):
+    for names, (doubt,) in read_table(RANKED):
         names = [dict(h=tournament.HUMAN, l=tournament.LOOP).get(x, x) for x in names.split()]
         table = [dict(name=name, rating=1000 - i) for i, name in enumerate(names)]
         found = tournament.why_untrusted(table)
-        assert len(found) == len(doubts) and all(x in y for x, y in zip(doubts, found))
+        assert doubt in (found or ["trusted"])[0] and len(found) < 2
     tied = tournament.why_untrusted([row | dict(rating=1000) for row in table])
     assert "loop in place 1 of 5" in tied[0]
 
@@ -165,15 +164,3 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(own_run, monkey
         shown[newest] = replace(good, **{part: change})
         with pytest.raises(UsageError, match=f"(?=.*{newest}).*{words}"):
             tournament.play(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
-
-
-def test_mistakes_are_sentences(trained_run, tmp_path):
-    newest = trained_run / "checkpoints" / "step_00000012"
-    for *args, value in (
-        ("--run_dir", tmp_path / "none", "none"),
-        ("--players", newest, "--players"),
-        ("--judge", tmp_path, tmp_path),
-        ("--prompt_tokens", 60, "76"),
-    ):
-        with pytest.raises((UsageError, CheckpointError), match=re.escape(str(value))):
-            hold(trained_run, *args)

@@ -6,6 +6,7 @@ chosen by their names; all of them in the slow tests. What a run's checkpoints s
 again: with those whole, it resumes.
 """
 
+import importlib
 import io
 import os
 import shutil
@@ -21,12 +22,9 @@ from unittest import mock
 import pytest
 from conftest import ROOT, SMALL, write_lines
 from damages import DAMAGES
+from table import read_table
 from test_checkpoint import TENSORS
 
-import eval as evaluate
-import export
-import prepare_data
-import train
 from hf import parity
 from machinery import cli
 from preparation import pool
@@ -40,50 +38,44 @@ WORDS = dict(
     step=STEP,
 )
 
-# program -> what to call, and with which words; {here}: the folder that holds data, run and export
-PROGRAMS = {
-    "resume": (train.main, "tiny {small} --data_dir {here}/data --run_dir {here}/run"),
-    "init_from": (
-        train.main,
-        "tiny {small} --data_dir {here}/data --run_dir {here}/new --init_from {here}/{step}",
-    ),
-    "loss": (evaluate.main, "loss {here}/run {cpu} --data_dir {here}/data --rows 2"),
-    "sample": (evaluate.main, "sample {here}/run {cpu} --max_new_tokens 2 --prompt a"),
-    "choice": (evaluate.main, "choice {here}/run {cpu} --task {here}/task.jsonl"),
-    "report": (evaluate.main, "report {here}/run"),
-    "look": (evaluate.main, "look {here}/run {cpu} --prompt a"),
-    "compare": (evaluate.main, "compare {here}/run {here}/other"),
-    "export": (export.main, "{here}/run --out {here}/exported"),
-    "prepare": (
-        prepare_data.main,
-        "tiny {rows} --source files:{whole}/written --data_dir {here}/data",
-    ),
-    "verify": (prepare_data.main, "verify tiny --data_dir {here}/data"),
-    "export's loss": (evaluate.main, "loss {here}/export {cpu} --data_dir {here}/data"),
-    "export's sample": (evaluate.main, "sample {here}/export {cpu} --max_new_tokens 2 --prompt a"),
-}
-OF_A_RUN = ["resume", "loss", "sample", "report", "compare", "export"]
-OF_WEIGHTS = ["resume", "init_from", "loss", "sample", "choice", "look", "report", "export"]
-OF_DATA = ["resume", "loss", "report", "export", "prepare", "verify"]
-OF_AN_EXPORT = ["export's loss", "export's sample"]
+# name -> the command; {here}: the folder that holds data, run and export
+PROGRAMS = r"""
+resume => train tiny {small} --data_dir {here}/data --run_dir {here}/run
+tune => train tiny {small} --data_dir {here}/data --run_dir {here}/new --init_from {here}/{step}
+loss => eval loss {here}/run {cpu} --data_dir {here}/data --rows 2
+sample => eval sample {here}/run {cpu} --max_new_tokens 2 --prompt a
+choice => eval choice {here}/run {cpu} --task {here}/task.jsonl
+report => eval report {here}/run
+look => eval look {here}/run {cpu} --prompt a
+compare => eval compare {here}/run {here}/other
+export => export {here}/run --out {here}/exported
+prepare => prepare_data tiny {rows} --source files:{whole}/written --data_dir {here}/data
+verify => prepare_data verify tiny --data_dir {here}/data
+loss_of_export => eval loss {here}/export {cpu} --data_dir {here}/data
+sample_of_export => eval sample {here}/export {cpu} --max_new_tokens 2 --prompt a
+"""
+PROGRAMS = {name: command for name, (command,) in read_table(PROGRAMS)}
 
-# file -> the programs that open it, or might
-IN_A_RUN = "config.json status.json metrics.jsonl samples.jsonl tokenizer.json eval.jsonl .lock"
-FILES = {f"run/{name}": OF_A_RUN for name in IN_A_RUN.split()}
-FILES |= {
-    f"{STEP}/{name}": OF_WEIGHTS for name in ("MANIFEST.json", "trainer.json", f"dcp/{TENSORS}")
-}
-FILES |= {"run/checkpoints/best": ["resume", "loss", "report"]}
-FILES |= {f"data/{name}": OF_DATA for name in ("manifest.json", "tokenizer.json", "SHARD", "CRC")}
-FILES |= {"data/RECORD": ["prepare"], "data/RECORDED_TOKENIZER": ["prepare"]}
-FILES |= {"task.jsonl": ["choice"]}
-FILES |= {
-    f"export/{name}": OF_AN_EXPORT
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json")
-}
-
-
-CELLS = [(file, program) for file, programs in FILES.items() for program in programs]
+# in a folder, files => the programs that open them, or might
+OPENED = f"""
+run: config.json status.json metrics.jsonl samples.jsonl tokenizer.json eval.jsonl .lock \
+    => resume loss sample report compare export
+{STEP}: MANIFEST.json trainer.json dcp/{TENSORS} \
+    => resume tune loss sample choice look report export
+run/checkpoints: best => resume loss report
+data: manifest.json tokenizer.json SHARD CRC => resume loss report export prepare verify
+data: RECORD RECORDED_TOKENIZER => prepare
+.: task.jsonl => choice
+export: config.json model.safetensors tokenizer.json generation_config.json \
+    => loss_of_export sample_of_export
+"""
+CELLS = [
+    (f"{folder}/{name}".removeprefix("./"), program)
+    for files, (programs,) in read_table(OPENED)
+    for folder, names in [files.split(": ")]
+    for name in names.split()
+    for program in programs.split()
+]
 APPENDED = {".jsonl", ".lock"}  # a program writes into these: a link would change the original
 
 
@@ -137,7 +129,7 @@ def copy(whole: Path, folder: Path, file: str) -> Path:
 
 def ends(program: str, folder: Path) -> tuple[int, str]:
     """The program's exit code, and what it says if that is not 0. A bug raises."""
-    main, line = PROGRAMS[program]
+    main, line = PROGRAMS[program].split(" ", 1)
     out = io.StringIO()
     error_text = ""
     # the pool is a thread; transformers does not compare, and may be missing
@@ -147,7 +139,8 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     thread = mock.patch.object(pool, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
     with redirect_stdout(out), redirect_stderr(out), no_check, thread:
         try:
-            code = main(line.format(here=folder, **WORDS).split()) or 0
+            argv = line.format(here=folder, **WORDS).split()
+            code = importlib.import_module(main).main(argv) or 0
         except Exception as error:
             code = cli.exit_code(error)
             if code == 1:
@@ -156,15 +149,17 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
     return code, error_text
 
 
+PATTERNS = {
+    "SHARD": "train/*/unit_00000_00.npy",
+    "CRC": "train/*/unit_00000_00.crc32.npy",
+    "RECORD": ".units/*/*_00000.json",
+    "RECORDED_TOKENIZER": ".units/*/tokenizer.json",
+}
+
+
 def find(folder: Path, name: str) -> Path:
-    patterns = {
-        "SHARD": "train/*/unit_00000_00.npy",
-        "CRC": "train/*/unit_00000_00.crc32.npy",
-        "RECORD": ".units/*/*_00000.json",
-        "RECORDED_TOKENIZER": ".units/*/tokenizer.json",
-    }
     root, _, last = name.rpartition("/")
-    return next((folder / root).glob(patterns[last])) if last in patterns else folder / name
+    return next((folder / root).glob(PATTERNS[last])) if last in PATTERNS else folder / name
 
 
 EVERY = pytest.param(lambda file, program: DAMAGES, marks=pytest.mark.slow)
@@ -206,6 +201,6 @@ def problem(file: str, program: str, code: int, said: str) -> str:
     if must_resume:
         return f"should resume: {said}"
     folder, _, name = file.rpartition("/")
-    names = {"SHARD": ".npy", "CRC": ".npy", "RECORD": ".json", "RECORDED_TOKENIZER": ".json"}
-    found = names.get(name, name) in said or bool(folder) and f"{folder} " in said
+    named = Path(PATTERNS[name]).suffix if name in PATTERNS else name
+    found = named in said or bool(folder) and f"{folder} " in said
     return "" if found else f"names neither the file nor its folder: {said}"

@@ -29,8 +29,9 @@ from machinery.formats import checked, hints_of, tree_of  # noqa: E402
 KINDS = [x for x in vars(formats).values() if getattr(x, "__module__", "") == formats.__name__]
 KINDS = [kind for kind in KINDS if is_dataclass(kind)]
 FILES = {"trainer.json": "0a" * 32, "model.safetensors": "0a" * 32}
-VALUES = [None, True, 0, 1, -1, 7.5, math.nan, math.inf, 1e300, 1 << 60, "", "a", "\x1b[2J"]
-VALUES += ["a" * 5000, "A" * 64, "../" + "a" * 61, [], [[]], ["a"], {}, {"x": []}]
+VALUES = r"""[null, true, 0, 1, -1, 7.5, NaN, Infinity, 1e300, 1152921504606846976, "", "a",
+    "\u001b[2J", [], [[]], ["a"], {}, {"x": []}]"""
+VALUES = [*json.loads(VALUES), "a" * 5000, "A" * 64, "../" + "a" * 61]
 
 
 def needed_by(kind) -> list[str]:
