@@ -373,7 +373,7 @@ class Checkpointer:
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.join(raises=self.error is not None)
         state = _state(model, optimizers)
-        if self.team.size > 1 and len(set(self.team.on_all(lambda: _checksum(state)))) > 1:
+        if self.team.size > 1 and len(set(self.writers.on_all(lambda: _checksum(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
         state = _own(state, self.team)
         trainer_json = json_of(formats.tree_of(trainer), indent=1)

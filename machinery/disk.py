@@ -203,9 +203,12 @@ def new_folder(path: Path) -> Iterator[Path]:
         with suppress(OSError):  # Lustre without -o flock
             stack.enter_context(locked(folder))  # tells `sweep` that it is being written
         yield folder
-        if os.path.lexists(path):
-            raise taken
-        folder.rename(path)
+        try:
+            folder.rename(path)
+        except OSError:
+            if os.path.lexists(path):
+                raise taken from None
+            raise
 
 
 @contextmanager
