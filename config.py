@@ -515,6 +515,7 @@ _FOREIGN = {
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
     "all 22, always; lm_eval asks any of them (docs/evaluation.md)": "tasks",
     "a shorter file: shuf -n 200 FILE.jsonl": "limit",
+    "an option of train.py --plan and of eval.py plan": "usd_per_hour",
     "grep, in the text that was prepared": "find",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

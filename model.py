@@ -150,16 +150,15 @@ class Attention(nn.Module):
         """x (B, T, C), value_embed (B, T, G * D) -> (B, T, C)."""
         config = self.config
         B, T, _ = x.shape
-        D = config.head_dim
-        heads = (B, T, -1, D)
-        q = self.q(x).view(heads)  # (B, T, H, D)
-        k = self.k(x).view(heads)  # (B, T, G, D)
-        v = self.v(x).view(heads)
+        H, G, D = config.n_head, config.n_kv_head, config.head_dim
+        q = self.q(x).view(B, T, H, D)
+        k = self.k(x).view(B, T, G, D)
+        v = self.v(x).view(B, T, G, D)
         if value_embed is not None:
             # A second embedding of the token itself, added to this layer's values (modded-nanogpt).
             # nanochat's gate, from a few channels to save time, begins at 3 * sigmoid(0) = 1.5.
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
-            v = v + gate[..., None] * value_embed.view(heads)
+            v = v + gate[..., None] * value_embed.view(B, T, G, D)
         if "key_offset" in config.extras:
             # Half of each key comes from the token before, so that one layer can find what followed
             # an earlier copy of a token; otherwise it takes two. It is the half that RoPE rotates
@@ -177,7 +176,7 @@ class Attention(nn.Module):
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
         y = attend(q, k, v, ctx.mask)  # (B, H, T, D)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+        return self.out(y.transpose(1, 2).reshape(B, T, H * D))
 
 
 def relu_squared(x: Tensor) -> Tensor:

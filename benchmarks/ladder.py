@@ -161,7 +161,7 @@ def read_rung(job: Rung) -> dict:
     steps = job.tokens / (run.steps[-1].tokens / run.steps[-1].step)
     row = job.key | dict(options=job.options, bpb=run.whole_validation.full_val_bpb)
     row |= dict(FLOPs=job.tokens * run.flops_per_token, seconds=steps * run.usual_s)
-    row["minutes"] = sum(process.seconds for process in run.processes()) / 60
+    row["minutes"] = sum(each.own[-1].time - each.start.time for each in run.processes()) / 60
     row["files"] = run.codes[-1].files
     return row | dict(fingerprint=fingerprint(job)) | runs.made()
 

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,8 +64,10 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     import tyro
 
     tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
+    parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
+    ours = {name for part in parts for name in vars(part)}
     flags = [word.partition("=")[0][2:].replace("-", "_") for word in argv if word[:2] == "--"]
-    foreign = [name for name in flags if name in cfg.FOREIGN]
+    foreign = [name for name in flags if name in cfg.FOREIGN.keys() - ours]
     if foreign:
         known = "; ".join(f"for --{name} it is {cfg.FOREIGN[name]}" for name in foreign)
         raise UsageError(f"there is no --{', --'.join(foreign)}; here {known}")

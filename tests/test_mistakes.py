@@ -155,6 +155,7 @@ eval.py lose tiny
 
 eval.py report
     {run}/checkpoints/step_00000012 => step_00000012
+    {run} --usd_per_hour 3 => --usd_per_hour | eval.py plan
 
 eval.py
     => loss, sample, chat, choice
