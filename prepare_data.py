@@ -24,7 +24,7 @@ import numpy as np
 
 import data
 from config import DataConfig, UsageError, find_preset
-from machinery import cli, code, disk, formats, shards
+from machinery import cli, code, disk, shards
 from machinery.formats import (
     DATA_FORMAT,
     ManifestFile,
@@ -34,7 +34,7 @@ from machinery.formats import (
     Unit,
     UnitSplit,
 )
-from machinery.output import say
+from machinery.output import say, tree_of
 from preparation import chat, pool, show, sources
 from preparation.duplicates import without_duplicates
 from preparation.job import (
@@ -236,7 +236,7 @@ def write_manifest(
     """Write tokenizer.json and, last of all, manifest.json. facts: the SourceFacts; splits: "train"
     and "val" -> name of a source -> its Split; begins: how held-out documents begin."""
     is_chat = any(source.conversations for source in job.sources)
-    tree = formats.tree_of(
+    tree = tree_of(
         ManifestFile(
             format=DATA_FORMAT,
             row_len=job.config.row_len,

@@ -191,8 +191,7 @@ def find_report(log: Log) -> ModuleType | None:
 
 
 def resume(trainer: Trainer, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
-    """Restore the progress from a checkpoint; returns the plan with its micro-batch, and with
-    --minutes its steps."""
+    """Restore the progress from a checkpoint; returns the plan with its micro-batch."""
     vars(progress).update(counters_of(trainer))
     progress.resumed_at = progress.saved_step = trainer.step
     if trainer.eval_tokens != preset.run.eval_tokens:  # its score is of other rows

@@ -311,9 +311,9 @@ def evaluate(run: Run) -> None:
             run.log.print(write_report(run, sample=True))
 
 
-def save(run: Run, wait: bool = False) -> None:
-    """Checkpoint this step: written in the background, unless `wait`. trainer.json, beside the
-    tensors, says what else a run needs to resume, and of which run it is."""
+def save(run: Run) -> None:
+    """Checkpoint this step; it is written in the background. trainer.json, beside the tensors,
+    says what else a run needs to resume, and of which run it is."""
     progress, plan = run.progress, run.plan
     trainer = Trainer(
         **counters_of(progress),
@@ -328,7 +328,7 @@ def save(run: Run, wait: bool = False) -> None:
         dtype=str(run.world.dtype),
     )
     with run.meter.paused("save"):
-        run.checkpoints.save(trainer, run.model, run.optimizers, wait=wait)
+        run.checkpoints.save(trainer, run.model, run.optimizers)
     progress.saved_at = time.monotonic()
     progress.saved_step = progress.step
     progress.save_now = False
@@ -341,7 +341,7 @@ def finish(run: Run) -> int:
     step = run.progress.step
     stop = run.progress.stop
     if run.progress.saved_step != step:
-        save(run, wait=True)
+        save(run)
     run.checkpoints.join(raises=True)
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from config import Local, Preset, UsageError, find_preset
 from hf import card, llama_cpp, mapping, parity, template, tokenizer_json
-from machinery import cli, disk, formats, trained
+from machinery import cli, disk, trained
 from machinery.checkpoint import MANIFEST
 from machinery.errors import StorageError
 from machinery.formats import EXPORT_FORMAT, Export
@@ -125,7 +125,7 @@ def write_model(loaded: Trained, folder: Path) -> Export:
         val_rows=val_rows,
         files={path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())},
     )
-    tree = mapping.config_json(config, name) | {"nano2049": formats.tree_of(record)}
+    tree = mapping.config_json(config, name) | {"nano2049": record}
     disk.write_json(folder / "config.json", tree)
     return record
 

@@ -136,10 +136,7 @@ def load(
             f"warning: computed in {model.compute_dtype} from here on, in {state.dtype} before"
         )
     if state and state.code:
-        run_dir = checkpoints.root.parent
-        is_own = (checkpoints.root / f"step_{state.step:08d}").exists()
-        other = run_dir if is_own else path.parent.parent
-        differs = code.difference(state.code, code.of_process()[0], (other, run_dir))
+        differs = code.difference(state.code, code.of_process()[0])
         if differs:
             checkpoints.log(f"warning: {differs} from the code that trained it so far")
     if state and options.init_from:

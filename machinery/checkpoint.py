@@ -28,7 +28,14 @@ from torch.distributed.tensor import DTensor
 
 from config import UsageError
 from machinery import disk, formats
-from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError, is_lost_rank
+from machinery.errors import (
+    CheckpointError,
+    DataError,
+    NonFiniteError,
+    StorageError,
+    is_lost_rank,
+    reason_of,
+)
 from machinery.formats import CHECKPOINT_FORMAT, FileList, Trainer
 from machinery.output import json_of, say
 from machinery.ranks import DAY_S, Team
@@ -168,11 +175,10 @@ def _host_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _checksum(state: dict[str, Tensor]) -> int:
-    """A checksum: the bits of the tensors that every rank holds whole, summed as integers."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def _sum_of(state: dict[str, Tensor]) -> float:
+    """The sum of the tensors that every rank holds whole."""
     whole = [t.detach() for t in state.values() if not isinstance(t, DTensor)]
-    return int(sum(t.contiguous().view(integers[t.itemsize]).sum() for t in whole))
+    return float(sum(t.sum(dtype=torch.float64) for t in whole))
 
 
 def check_finite(state: dict[str, Tensor], so: str = "it was not saved") -> None:
@@ -189,9 +195,7 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
     try:
         found = dcp.HuggingFaceStorageReader(path / "dcp").read_metadata().state_dict_metadata
     except Exception as error:  # a file from a stranger may have any header
-        raise CheckpointError(
-            f"{path / 'dcp'} cannot be used: {type(error).__name__}: {str(error)[:200]}"
-        ) from None
+        raise CheckpointError(f"{path / 'dcp'} cannot be used: {reason_of(error)}") from None
     saved = {}
     for key, tensor in found.items():
         saved[key] = (str(tensor.properties.dtype), tuple(tensor.size))
@@ -282,7 +286,7 @@ def _commit(tmp: Path, path: Path, trainer_json: str, hashes: list[dict], kept: 
     for own in hashes:
         files |= own
     listed = FileList(format=CHECKPOINT_FORMAT, files=files, kept=kept or None)
-    disk.write_json(tmp / MANIFEST, formats.tree_of(listed))  # (4)
+    disk.write_json(tmp / MANIFEST, listed)  # (4)
     disk.put_in_place(tmp, path)  # (5) its rename makes the checkpoint exist
 
 
@@ -360,12 +364,10 @@ class Checkpointer:
             )
         return path, path and read_trainer(path)
 
-    def save(
-        self, trainer: Trainer, model: nn.Module, optimizers: Optimizers, wait: bool = False
-    ) -> None:
+    def save(self, trainer: Trainer, model: nn.Module, optimizers: Optimizers) -> None:
         """Save the state after `trainer.step` steps: wait for the save in flight, copy the state to
-        host memory, write it in the background. A failed write is logged; the third in a row raises
-        StorageError. wait: return when it is published, and raise any failure."""
+        host memory, write it in the background. A failed write is logged; after the third in a row,
+        this raises StorageError."""
         start = time.perf_counter()
         step = trainer.step
         if self.busy:
@@ -373,18 +375,12 @@ class Checkpointer:
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.join(raises=self.error is not None)
         state = _state(model, optimizers)
-        if self.team.size > 1 and len(set(self.writers.on_all(lambda: _checksum(state)))) > 1:
+        if self.team.size > 1 and len(set(self.writers.on_all(lambda: _sum_of(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
-        state = _own(state, self.team)
-        trainer_json = json_of(formats.tree_of(trainer), indent=1)
-        if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
-            self._run(step, state, trainer_json, start)
-            self.join(raises=wait or self.error is not None)
-        else:
-            state = self._copy(state)
-            args = (step, state, trainer_json, start, time.perf_counter() - start)
-            self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
-            self._thread.start()
+        state = self._copy(_own(state, self.team))
+        args = (step, state, json_of(trainer, indent=1), start, time.perf_counter() - start)
+        self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
+        self._thread.start()
 
     @torch.no_grad()
     def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -434,11 +430,12 @@ class Checkpointer:
         if not is_lost_rank(error):
             self.join()
 
-    def _run(self, step, state, trainer_json, start, stall_s=None) -> None:
+    def _run(self, step, state, trainer_json, start, stall_s) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
         try:
-            kept = self._for_good(step)
-            path = _publish(self.writers, self.root, step, state, trainer_json, kept)
+            path = _publish(
+                self.writers, self.root, step, state, trainer_json, self._for_good(step)
+            )
         except NonFiniteError as e:
             self._error = e
             self._failures = MAX_FAILURES  # training must not continue
@@ -453,8 +450,9 @@ class Checkpointer:
             return
         self._error = None
         self._failures = 0
-        took_s = time.perf_counter() - start
-        self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
+        self.log(
+            f"saved {path} in {time.perf_counter() - start:.2f} s, training paused {stall_s:.2f} s"
+        )
         self.team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
 
     def _tidy(self, path: Path) -> None:
@@ -472,7 +470,7 @@ class Checkpointer:
             work(*args)
         except Exception as e:
             if what not in self._warned:
-                self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
+                self.log(f"warning: could not {what}: {reason_of(e)}")
             self._warned.add(what)
 
     def _retain(self) -> None:
@@ -508,7 +506,7 @@ class Checkpointer:
         of today say so, `write` its MANIFEST anew, which says so to later starts with others."""
         if self._for_good(int(name[5:])) and not listed.kept:
             listed = replace(listed, kept=True)
-            write(json_of(formats.tree_of(listed)))
+            write(json_of(listed))
         return bool(listed.kept) or name == self._resumed_from
 
     def _for_good(self, step: int) -> bool:

@@ -180,8 +180,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def remedy_of(error: BaseException) -> str | None:
-    """What helps if the disk failed; also if another error was raised because of that."""
-    of_system = error if isinstance(error, OSError) else error.__context__
+    """What helps if the disk failed, or if one of our errors was raised because of that."""
+    of_system = error.__context__ if hasattr(error, "exit_code") else error
     return REMEDIES.get(getattr(of_system, "errno", None))
 
 

@@ -62,24 +62,20 @@ def edits_since(head: str, names: list[str]) -> str | None:
 
     The settings of a stranger's repository may name programs, which git would run on the files. So
     this asks a new repository, without settings, which takes the commit's files from the other."""
-    asked = git(ROOT / ".git", "rev-parse", "--show-object-format", "--git-path", "objects")
-    if asked is None:
+    objects = git(ROOT / ".git", "rev-parse", "--git-path", "objects")
+    if objects is None:
         return None
-    kind, objects = asked.splitlines()
+    kind = ["--object-format=sha256"] if len(head) == 64 else []
+    names = [name for name in names if not (ROOT / name).parent.is_symlink()]  # as git demands
     with suppress(OSError), tempfile.TemporaryDirectory() as own:
         for words in (
-            ["init", "--quiet", f"--object-format={kind}"],
-            ["--literal-pathspecs", "add", "--force", "--", *filter(is_behind_no_link, names)],
+            ["init", "--quiet", *kind],
+            ["--literal-pathspecs", "add", "--force", "--", *names],
         ):
             if git(own, *words) is None:
                 return None
-        disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects}")
+        disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects[:-1]}")
         return git(own, *DIFF, "--cached", head, "--", *PATTERNS)
-
-
-def is_behind_no_link(name: str) -> bool:
-    """Whether git would add the file: not if its folder is a link."""
-    return not (ROOT / name).parent.is_symlink()
 
 
 @cache  # the files may be edited while a run trains with what was loaded
@@ -111,14 +107,14 @@ def keep_edits(run_dir: Path) -> None:
         disk.write_text(path, edits + earlier)
 
 
-def difference(a: Code, b: Code, folders: tuple) -> str:
+def difference(a: Code, b: Code) -> str:
     """Which files differ, and where to see how: "model.py differs (git diff A B -- model.py)"; ""
-    if none does. folders: that of each run."""
+    if none does."""
     names = sorted(n for n in a.files.keys() | b.files.keys() if a.files.get(n) != b.files.get(n))
     if not names:
         return ""
-    places = [f"{folder}/code.diff" for code, folder in zip((a, b), folders) if code.changed]
+    where = " (code.diff)" if a.changed or b.changed else ""
     if a.commit and b.commit and a.commit != b.commit:
-        places.append(shlex.join(["git", "diff", a.commit[:12], b.commit[:12], "--", *names]))
-    where = f" ({', '.join(places)})" if places else ""
+        command = ["git", "diff", a.commit[:12], b.commit[:12], "--", *names]
+        where += f" ({shlex.join(command)})"
     return f"{', '.join(names)} differ{'s' * (len(names) == 1)}{where}"

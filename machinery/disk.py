@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from config import UsageError
 from machinery.errors import DataError, StorageError
@@ -102,6 +102,8 @@ def parse_json(content: bytes, where: str | Path) -> dict:
         raise DataError(f"{where} is damaged: it holds no JSON object")
     level = [tree]
     for _ in range(DEEPEST):
+        if not level:
+            break
         level = [
             value
             for part in level
@@ -242,9 +244,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))  # a path may hold any bytes
 
 
-def write_json(path: Path, tree: dict) -> None:
-    """Replace a whole file by `tree` as JSON, without what is secret in its URLs."""
-    write_text(path, json_of(tree, indent=1) + "\n")
+def write_json(path: Path, record: Any) -> None:
+    """Replace a whole file by a record as JSON, without what is secret in its URLs."""
+    write_text(path, json_of(record, indent=1) + "\n")
 
 
 def append(path: Path, text: str) -> None:
@@ -262,9 +264,9 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free
     if need > free:
-        size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
         raise StorageError(
-            f"about {size(need)} are needed, but {size(free)} are free in {folder}; {remedy}"
+            f"about {need / 1e9:.3g} GB are needed, but {free / 1e9:.3g} GB are free in {folder}; "
+            f"{remedy}"
         )
 
 

@@ -14,8 +14,8 @@ import data
 import optim
 from config import UsageError
 from machinery import cli, code, disk
-from machinery.formats import Trainer, tree_of
-from machinery.output import brief
+from machinery.formats import Trainer
+from machinery.output import brief, tree_of
 from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest

@@ -135,17 +135,6 @@ def read(path: str | Path, kind: type) -> Any:
     return checked(kind, disk.read_json(path), path)
 
 
-def tree_of(value: Any) -> Any:
-    """A dataclass as a tree for json.dumps. What is None is left out, and what is NaN or infinite,
-    which JSON cannot hold."""
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, dict):
-        absent = lambda x: x is None or isinstance(x, float) and not math.isfinite(x)
-        return {key: tree_of(x) for key, x in value.items() if not absent(x)}
-    return [*map(tree_of, value)] if isinstance(value, list | tuple) else value
-
-
 def parse(content: bytes, kind: Any, where: object) -> Any:
     """A JSON object as `kind`; DataError, with the field, if it does not fit. where: what the
     content is, or from which file."""

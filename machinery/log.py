@@ -21,7 +21,7 @@ from config import UsageError
 from machinery import cli, code, disk, formats, ranks
 from machinery.errors import DataError, reason_of
 from machinery.formats import Stamp, Start, StartLine, Status
-from machinery.output import json_of, public, say
+from machinery.output import json_of, public, say, tree_of
 
 WANDB_S = 30.0  # how long it waits for its server, at the start and at the end of a run
 
@@ -51,7 +51,7 @@ class Log:
         send it to wandb."""
         if not self.is_first:
             return
-        record = formats.tree_of(line)
+        record = tree_of(line)
         record |= record.pop("more", {})
         try:
             disk.append(self.file, json_of(record) + "\n")
@@ -79,9 +79,7 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
-            disk.write_json(
-                self.run_dir / "status.json", formats.tree_of(Status(state=state, **facts))
-            )
+            disk.write_json(self.run_dir / "status.json", Status(state=state, **facts))
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -125,7 +123,7 @@ class Log:
         try:
             call()
         except (Exception, SystemExit) as error:
-            self.print(f"wandb is off: {type(error).__name__}: {error}")
+            self.print(f"wandb is off: {reason_of(error)}")
             self.wandb = None
 
 
@@ -135,7 +133,7 @@ def with_own(yours: dict, ours: dict):
     already, or which is not one number."""
     taken = {*ours, "scale"}.union(*map(formats.hints_of, get_args(formats.METRICS)))
     for name, x in yours.items():
-        if name in taken or getattr(x, "ndim", 0):
+        if name in taken or getattr(x, "ndim", 0) or not hasattr(x, "__float__"):
             raise UsageError(
                 f"yours[{name!r}] is refused: it must be one number, as x.sum() is, under a name "
                 f"that nothing else has; try my_{name}"

@@ -6,7 +6,9 @@ What is printed may come from a stranger's file, and what is recorded may be a U
 """
 
 import json
+import math
 import re
+from dataclasses import is_dataclass
 from typing import Any
 
 
@@ -33,14 +35,19 @@ def say(text: object, **options: Any) -> None:
     print(printable(public(str(text))), **options)
 
 
-def json_of(tree: Any, indent: int | None = None) -> str:
-    """A record as JSON, its texts public."""
-    return json.dumps(_public_tree(tree), indent=indent, ensure_ascii=False)
+def json_of(record: Any, indent: int | None = None) -> str:
+    """A dataclass or a dict as JSON; see tree_of."""
+    return json.dumps(tree_of(record), indent=indent, ensure_ascii=False)
 
 
-def _public_tree(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _public_tree(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_public_tree(value) for value in tree]
-    return public(tree) if isinstance(tree, str) else tree
+def tree_of(value: Any) -> Any:
+    """What json.dumps takes, with dataclasses as their fields and texts public. What is None is
+    left out of them, and what is NaN or infinite, which JSON cannot hold."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        absent = lambda x: x is None or isinstance(x, float) and not math.isfinite(x)
+        return {key: tree_of(x) for key, x in value.items() if not absent(x)}
+    if isinstance(value, list | tuple):
+        return [*map(tree_of, value)]
+    return public(value) if isinstance(value, str) else value

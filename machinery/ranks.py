@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from config import UsageError
 from machinery import cli, disk
-from machinery.errors import RankError, StorageError
+from machinery.errors import RankError, StorageError, reason_of
 
 # Seconds for all ranks to start and connect: on one node, on several.
 MEET_S = 30.0
@@ -57,7 +57,7 @@ class Team:
             rank, (cause, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
             is_ours = hasattr(e, "exit_code")
             who = f"rank {rank}: " if self.size > 1 else ""
-            text = str(e) if is_ours else f"{type(cause).__name__}: {cause}"
+            text = str(e) if is_ours else reason_of(cause)
             error = (type(e) if is_ours else otherwise)(who + text)
         found = [(result, error)] * self.size
         if self.size > 1:

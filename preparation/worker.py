@@ -56,7 +56,7 @@ def work(job: Job, unit: UnitId) -> Unit:
         examples=notes.examples,
         beginnings="\n".join(begins[:PROMPTS]),
     )
-    disk.write_json(unit_file(job, unit), formats.tree_of(done))
+    disk.write_json(unit_file(job, unit), done)
     return done
 
 

@@ -12,7 +12,6 @@ incomplete copy; two machines never write the same file of a checkpoint. Next: c
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from machinery.checkpoint import MANIFEST, Checkpointer, newest_first, read_trai
 from machinery.errors import DataError, StorageError
 from machinery.formats import FileList
 from machinery.log import Log
+from machinery.output import json_of
 from stores.store import LARGEST, Store
 
 SMALL = (
@@ -140,7 +140,7 @@ class Mirror(contextlib.AbstractContextManager):
             with contextlib.suppress(OSError):  # missing, or not a regular file
                 content = disk.read_bytes(self.log.run_dir / small, LARGEST)
                 self.store.write(f"{name}/{run}/{small}", content)
-        content = json.dumps(formats.tree_of(replace(listed, run=run)))
+        content = json_of(replace(listed, run=run))
         if not self.lease.is_ours():
             raise StorageError(f"{self.store.url} is another machine's now")
         self.store.write(f"{name}/{MANIFEST}", content.encode())

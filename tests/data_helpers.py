@@ -158,7 +158,7 @@ SIZES = {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}}
 def make_folder(folder: Path, rows: dict, shard_rows=100, dtype="<u2"):
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
-    from machinery import disk, formats, shards
+    from machinery import disk, formats, output, shards
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(rows["train"])
@@ -178,7 +178,7 @@ def make_folder(folder: Path, rows: dict, shard_rows=100, dtype="<u2"):
     sha256 = disk.sha256_of(folder / "tokenizer.json")
     tree["tokenizer"] = dict(vocab_size=VOCAB, bos_id=0, sha256=sha256)
     tree["sources"] = [{"name": name} for name in names]
-    tree["splits"] = formats.tree_of(splits)
+    tree["splits"] = output.tree_of(splits)
     write_manifest(folder, tree)
     return shards.Manifest.load(folder)
 

@@ -240,7 +240,7 @@ def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_dat
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(6)
     failed = re.findall(r"^warning: .*step (\d+) .*\((\d) in a row\): .*No space left", text, re.M)
     assert failed[:4] == [("6", "1"), ("8", "2"), ("14", "1"), ("16", "2")]
-    assert max(losses(run_dir)) == 18  # at once
+    assert max(losses(run_dir)) == 19  # the ranks agree at the next step
     assert checkpoints(run_dir)[-1] == 12
     assert status(run_dir)["exit_code"] == 6 and not leftovers(run_dir)
 

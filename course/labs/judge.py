@@ -142,7 +142,7 @@ def judge(lab: int, base: str, seeds: int, steps: int, at_once: int) -> Verdict 
             print("a file was edited while the runs were made; once more")
             return None
         codes = [runs[s][0].codes[-1] for s in trees]
-        print(code.difference(*codes, ()) or "no file that computes differs")
+        print(code.difference(*codes) or "no file that computes differs")
         scored = lambda place: score(trees["before"], data["before"], place, lab)
         before, after = ([*map(scored, places[s])] for s in trees)
         less = "" if lab == 5 else "  times less: tokens, FLOPs, time"

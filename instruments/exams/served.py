@@ -96,7 +96,8 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key, also in pieces."""
-        for n in range(len(self.key), 5, -1):
+        least = min(6, len(self.key)) or 1
+        for n in range(len(self.key), least - 1, -1):
             for i in range(len(self.key) - n + 1):
                 text = text.replace(self.key[i : i + n], "(key)")
         return text
@@ -131,8 +132,8 @@ class Server:
             except BadRequestError as error:
                 return request, self.without_key(reason_of(error)), False
             content = answer.choices[0].message.content or ""
-            reply = self.without_key(content.rpartition("</think>")[2])
-            return request, reply[-KEPT:], True
+            reply = content.rpartition("</think>")[2][-KEPT:]
+            return request, self.without_key(reply), True
 
     def replies(self, requests: list[str]) -> list[str]:
         """A reply to each, asked or known from the file."""

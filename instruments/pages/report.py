@@ -172,7 +172,7 @@ def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:
     unknown = [str(run.dir) for run in (a, b) if not run.codes or run.first_step > 1]
     if unknown:
         return differ | dict(code=f"code: not that of all steps is known of {', '.join(unknown)}")
-    found = {code.difference(x, y, (a.dir, b.dir)) for x in a.codes for y in b.codes} - {""}
+    found = {code.difference(x, y) for x in a.codes for y in b.codes} - {""}
     if found:
         differ["code"] = f"code: {'; '.join(sorted(found))} between {a.dir} and {b.dir}"
     return differ

@@ -120,7 +120,8 @@ def at(step, identity=None, **facts):
 
 def save(saver, step, *toy, **facts):
     """Save a toy, and wait until that is done."""
-    saver.save(at(step, **facts), *toy, wait=True)
+    saver.save(at(step, **facts), *toy)
+    saver.join(raises=True)
 
 
 def files_of(path):
@@ -170,14 +171,13 @@ def restored(root):
 
 
 # ------------------------------------------------------------------------------ same bits
-@pytest.mark.parametrize("wait", [False, True])
-def test_resumed_equals_uninterrupted(tmp_path, wait):
+def test_resumed_equals_uninterrupted(tmp_path):
     model, optimizers = build()
     saver = Checkpointer(tmp_path)
     assert saver.resume(model, optimizers) is None
     train(model, optimizers, 3)
     record = at(3, identity={"a": [1, None]}, best_bpb=2.5)
-    saver.save(record, model, optimizers, wait=wait)
+    saver.save(record, model, optimizers)
     expected = train(model, optimizers, 3, seed=1)
     saver.finish()
 

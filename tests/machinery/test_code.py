@@ -199,10 +199,10 @@ def test_a_difference_names_the_files_and_the_way_to_see_it():
     other = Code(commit="b" * 40, files=a.files | {"model.py": "3" * 64})
     edited = Code(commit="a" * 40, changed=True, files=other.files)
     unknown = Code(files=other.files | {"mine.py": "4" * 64})
-    says = lambda b: code.difference(a, b, ("runs/a", "runs/b"))
+    says = lambda b: code.difference(a, b)
     assert says(same) == ""  # another commit, but nothing in what computes
     assert says(other) == f"model.py differs (git diff {'a' * 12} {'b' * 12} -- model.py)"
-    assert says(edited) == "model.py differs (runs/b/code.diff)"
+    assert says(edited) == "model.py differs (code.diff)"
     assert says(unknown) == "mine.py, model.py differ"
     odd = Code(commit="b" * 40, files=a.files | {"$(x).py": "6" * 64})
     assert "-- '$(x).py')" in says(odd)

@@ -24,7 +24,8 @@ sys.path.insert(0, str(ROOT))
 from config import GPTConfig  # noqa: E402
 from machinery import formats  # noqa: E402
 from machinery.errors import DataError  # noqa: E402
-from machinery.formats import checked, hints_of, tree_of  # noqa: E402
+from machinery.formats import checked, hints_of  # noqa: E402
+from machinery.output import tree_of  # noqa: E402
 
 KINDS = [x for x in vars(formats).values() if getattr(x, "__module__", "") == formats.__name__]
 KINDS = [kind for kind in KINDS if is_dataclass(kind)]

@@ -52,7 +52,8 @@ class Toy:
 
     def save(self, step: int) -> dict:
         train(self.model, self.optimizers, 1)
-        self.saver.save(at(step), self.model, self.optimizers, wait=True)
+        self.saver.save(at(step), self.model, self.optimizers)
+        self.saver.join(raises=True)
         return snapshot(self.model, self.optimizers)
 
     def load(self) -> tuple[int, dict]:
