@@ -265,8 +265,8 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
     free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
-            f"about {need / 1e9:.3g} GB are needed, but {free / 1e9:.3g} GB are free in {folder}; "
-            f"{remedy}"
+            f"about {need / 1e6:,.2f} MB are needed, but {free / 1e6:,.2f} MB are free in "
+            f"{folder}; {remedy}"
         )
 
 

@@ -159,7 +159,8 @@ def list_units(source: Source, folder: Path) -> tuple[list[dict], dict]:
     if source.remote:
         with suppress(DataError, LookupError, TypeError):  # none yet, or damaged
             listing = disk.read_json(path)  # a TypeError below: its values are of other types
-            facts = {name: listing["facts"][name] for name in ("revision", "shards")}
+            kept = listing["facts"]
+            facts = {name: kept[name] for name in ("revision", "shards") if name in kept}
             return [{**unit} for unit in listing["units"]], facts
     units, facts = sources.list_units(source)
     sources.probe(source, units)

@@ -32,16 +32,16 @@ OPTIONAL = {room.rstrip("*") for rooms in FLOORS for room in rooms if room.endsw
 # Lexical tokens of .py files, by room: what there is to read, however it is laid out (tokens.py).
 # No number in this table is ever raised: what needs more takes away elsewhere in the same change.
 BUDGETS = {
-    "train.py model.py data.py": 9005,  # the first evening
-    "*.py": 21033,
-    "machinery/**/*.py stores/**/*.py": 22514,  # 2419 of them in formats.py, for all rooms
-    "preparation/**/*.py": 12425,
-    "hf/**/*.py": 10673,  # 1966 of them in llama_cpp.py
-    "instruments/**/*.py": 21933,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88578,
-    "benchmarks/**/*.py": 18069,
-    "tests/**/*.py": 143522,
-    "course/**/*.py": 134666,
+    "train.py model.py data.py": 8672,  # the first evening
+    "*.py": 21000,
+    "machinery/**/*.py stores/**/*.py": 22507,  # 2234 of them in formats.py, for all rooms
+    "preparation/**/*.py": 12416,
+    "hf/**/*.py": 10666,  # 1966 of them in llama_cpp.py
+    "instruments/**/*.py": 21929,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88518,
+    "benchmarks/**/*.py": 18028,
+    "tests/**/*.py": 141652,
+    "course/**/*.py": 134636,
 }
 
 

@@ -141,11 +141,21 @@ def test_what_cannot_be_read_today_is_kept(tmp_path):
     assert len([*tmp_path.glob("metrics_unread_*/inner?")]) == 3
 
 
-@pytest.mark.parametrize("name", ["bytes", "norm", "save_now", "signal 15", "scale", "mine"])
-def test_a_number_of_yours_replaces_none_of_ours(name, small_data, tmp_path, monkeypatch):
+ONE = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    "name, number",
+    [
+        *[(name, ONE) for name in ("bytes", "norm", "save_now", "signal 15", "scale")],
+        ("mine", torch.ones(2)),
+        ("mine", "text"),
+        ("mine", None),
+    ],
+)
+def test_a_number_of_yours_replaces_none_of_ours(name, number, small_data, tmp_path, monkeypatch):
     """Of those that are added up over the ranks, or stand in metrics.jsonl; and it is one."""
     honest = train.add_gradients
-    number = torch.ones(2 if name == "mine" else ())
 
     monkeypatch.setattr(train, "add_gradients", lambda *args: (honest(*args)[0], {name: number}))
     with pytest.raises(UsageError, match=f"{name}.*my_{name}"):
