@@ -175,10 +175,11 @@ def _host_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _sum_of(state: dict[str, Tensor]) -> float:
-    """The sum of the tensors that every rank holds whole."""
+def _checksum(state: dict[str, Tensor]) -> int:
+    """The bytes of the tensors that every rank holds whole, summed as integers: so the order of
+    summation, in which GPUs differ, does not matter."""
     whole = [t.detach() for t in state.values() if not isinstance(t, DTensor)]
-    return float(sum(t.sum(dtype=torch.float64) for t in whole))
+    return int(sum(t.flatten().view(torch.uint8).sum() for t in whole))
 
 
 def check_finite(state: dict[str, Tensor], so: str = "it was not saved") -> None:
@@ -375,7 +376,7 @@ class Checkpointer:
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.join(raises=self.error is not None)
         state = _state(model, optimizers)
-        if self.team.size > 1 and len(set(self.writers.on_all(lambda: _sum_of(state)))) > 1:
+        if self.team.size > 1 and len(set(self.writers.on_all(lambda: _checksum(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
         state = self._copy(_own(state, self.team))
         args = (step, state, json_of(trainer, indent=1), start, time.perf_counter() - start)

@@ -26,9 +26,7 @@ GIT_S = 10  # seconds; a slow file system must not keep a run from beginning
 # and permissions are no edits.
 OPTIONS = "-c core.autocrlf=input -c core.fileMode=false".split()
 DIFF = "diff --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/".split()
-
-
-# A file that computes, for git.
+# What a file that computes is called, in git's patterns.
 PATTERNS = [":(glob)*.py", ":(glob)*/*.py", *(f":(exclude){name}" for name in sorted(BESIDE))]
 
 
@@ -53,8 +51,7 @@ def git(folder: str | Path, *words: str) -> str | None:
 
 def commit() -> str:
     """The commit that is checked out; "" if there is none, or only one of a folder around ROOT."""
-    said = git(ROOT / ".git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else None
-    return (said or "").strip()
+    return (git(ROOT / ".git", "rev-parse", "HEAD") or "").strip()
 
 
 def edits_since(head: str, names: list[str]) -> str | None:
@@ -90,7 +87,7 @@ def of_process() -> tuple[Code, str]:
         return Code(files=hashes), ""
     shown = public(edits)
     if shown != edits:
-        shown = f"Without what was secret in URLs, which is not that of the run:\n{shown}"
+        shown = f"Not quite the edits of the run: what was secret in URLs is left out.\n{shown}"
     return Code(commit=head, changed=edits != "", files=hashes), shown
 
 

@@ -265,7 +265,7 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
     free = shutil.disk_usage(there).free
     if need > free:
         raise StorageError(
-            f"about {need / 1e6:,.2f} MB are needed, but {free / 1e6:,.2f} MB are free in "
+            f"about {need / 1e6:,.3f} MB are needed, but {free / 1e6:,.3f} MB are free in "
             f"{folder}; {remedy}"
         )
 

@@ -41,8 +41,8 @@ def json_of(record: Any, indent: int | None = None) -> str:
 
 
 def tree_of(value: Any) -> Any:
-    """What json.dumps takes, with dataclasses as their fields and texts public. What is None is
-    left out of them, and what is NaN or infinite, which JSON cannot hold."""
+    """`value` for json.dumps: a dataclass becomes a dict, texts become public. Keys whose value is
+    None are left out, and those with NaN or an infinity, which JSON cannot hold."""
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):

@@ -96,8 +96,8 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key, also in pieces."""
-        least = min(6, len(self.key)) or 1
-        for n in range(len(self.key), least - 1, -1):
+        shortest = max(1, min(6, len(self.key)))
+        for n in range(len(self.key), shortest - 1, -1):
             for i in range(len(self.key) - n + 1):
                 text = text.replace(self.key[i : i + n], "(key)")
         return text
@@ -132,8 +132,7 @@ class Server:
             except BadRequestError as error:
                 return request, self.without_key(reason_of(error)), False
             content = answer.choices[0].message.content or ""
-            reply = content.rpartition("</think>")[2][-KEPT:]
-            return request, self.without_key(reply), True
+            return request, self.without_key(content.rpartition("</think>")[2][-KEPT:]), True
 
     def replies(self, requests: list[str]) -> list[str]:
         """A reply to each, asked or known from the file."""

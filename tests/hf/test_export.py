@@ -426,7 +426,7 @@ def test_a_full_disk_leaves_nothing(full_disk, trained_run, tmp_path, monkeypatc
     with pytest.raises(StorageError, match="could not be written: .*No space left"):
         export.main(args)
     full_disk(1000)
-    with pytest.raises(StorageError, match="0.00 MB are free.*; give another --out"):
+    with pytest.raises(StorageError, match="0.001 MB are free.*; give another --out"):
         export.main(args)
     assert not list(tmp_path.iterdir())
 

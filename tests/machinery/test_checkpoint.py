@@ -391,7 +391,7 @@ def test_a_save_that_waits_for_a_lost_rank_holds_no_other(run):
 def test_a_disk_too_small_is_seen_before_writing(run, full_disk):
     full_disk(1 << 20)
     before = names(run.root)
-    with pytest.raises(StorageError, match=f"1.05 MB .* 1.05 MB .* {run.root}"):
+    with pytest.raises(StorageError, match=f"1.050 MB .* 1.049 MB .* {run.root}"):
         save(run, 30, *build())
     assert names(run.root) == before
 

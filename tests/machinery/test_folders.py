@@ -70,7 +70,7 @@ def test_no_room_for_the_first_checkpoint(small_data, tmp_path):
     run_dir = tmp_path / "run"
     small = ("disk", 100_000)
     text = start(small_data, run_dir, spoil=[small]).end(6)
-    assert "0.10 MB are free" in text and str(run_dir) in text and not run_dir.exists()
+    assert "0.100 MB are free" in text and str(run_dir) in text and not run_dir.exists()
     start(small_data, run_dir).end(0)
     start(small_data, run_dir, spoil=[small]).end(0)
 

@@ -141,13 +141,10 @@ def test_what_cannot_be_read_today_is_kept(tmp_path):
     assert len([*tmp_path.glob("metrics_unread_*/inner?")]) == 3
 
 
-ONE = torch.ones(())
-
-
 @pytest.mark.parametrize(
     "name, number",
     [
-        *[(name, ONE) for name in ("bytes", "norm", "save_now", "signal 15", "scale")],
+        *[(name, torch.ones(())) for name in ("bytes", "norm", "save_now", "signal 15", "scale")],
         ("mine", torch.ones(2)),
         ("mine", "text"),
         ("mine", None),

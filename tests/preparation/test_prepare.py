@@ -713,7 +713,7 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     assert "--tokens 2B" in refusal(tmp_path / "d", *hub)
     assert not (tmp_path / "d").exists()
     much = ("--tokens", "900T")
-    assert "1,890,000,000.00 MB" in refusal(tmp_path / "d", *hub, *much, code=6)  # with 5% of slack
+    assert "1,890,000,000.000 MB" in refusal(tmp_path / "d", *hub, *much, code=6)  # 5% of slack
     local = ("--source", f"files:{jsonl}")  # has a size, whatever is wanted of it
     prepared(tmp_path / "e", *local, *much)
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
