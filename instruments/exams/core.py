@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from tqdm import tqdm
-
 from config import Count, Dtype, Local, UsageError
 from instruments.exams.likelihood import Pair, log_likelihoods
-from instruments.exams.lines import check_options, read_lines
+from instruments.exams.lines import read_lines
 from machinery.formats import Whole
 from machinery.output import say
 from machinery.trained import EvalConfig
@@ -78,9 +76,6 @@ class Choice:
     choices: tuple[str, ...]
     gold: Whole
 
-    def __post_init__(self):
-        check_options(self.choices, self.gold)
-
     def written(self, delimiter: str) -> list[str]:
         return [self.query + delimiter + choice for choice in self.choices]
 
@@ -92,9 +87,6 @@ class Schema:
     context_options: tuple[str, ...]
     continuation: str
     gold: Whole
-
-    def __post_init__(self):
-        check_options(self.context_options, self.gold)
 
     def written(self, delimiter: str) -> list[str]:
         return [context + delimiter + self.continuation for context in self.context_options]
@@ -173,7 +165,7 @@ def score(
     is_lm = task.kind == "lm"
     encode = lambda text: [tokenizer.bos_id, *tokenizer.encode(text)]
     lines = []
-    for start in tqdm(range(0, len(items), CHUNK), task.name, disable=None, leave=False):
+    for start in range(0, len(items), CHUNK):
         indices = range(start, min(start + CHUNK, len(items)))
         rows = [[*map(encode, prompts(task, items, i))] for i in indices]
         pairs = [spans(task.kind, own, seq_len) for own in rows]

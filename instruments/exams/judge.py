@@ -44,9 +44,9 @@ def novel_mean(model, prompts: list[list[int]], completions: list[list[int]]) ->
 def compare(scores: list[np.ndarray]) -> np.ndarray:
     """P players' scores, (N,) each -> wins (N, P, P)."""
     s = np.stack(scores, axis=1)  # (N, P)
-    better = s[:, :, None] > s[:, None]
-    equal = s[:, :, None] == s[:, None]
-    return better + 0.5 * equal
+    own = s[:, :, None]
+    others = s[:, None]
+    return (own > others) + 0.5 * (own == others)
 
 
 def bradley_terry(wins: np.ndarray) -> np.ndarray:

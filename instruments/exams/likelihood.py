@@ -50,13 +50,13 @@ def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int]
 
 @torch.no_grad()
 def log_likelihoods(
-    model: GPT, pairs: list[Pair], batch: int, tell: bool = False, greedy: bool = False
+    model: GPT, pairs: list[Pair], batch: int, greedy: bool = False
 ) -> list[tuple[float, bool]]:
     """For each pair, log p(continuation | context) in nats, and, if `greedy`, whether each token of
     the continuation is the likeliest one (else False).
 
     A pair longer than seq_len + 1 tokens loses the beginning of its context; UsageError for a
-    continuation that does not fit alone. tell: print how many were too long, show progress."""
+    continuation that does not fit alone."""
     seq_len = model.config.seq_len
     device = model.cos.device
     found = [(0.0, False)] * len(pairs)
@@ -65,14 +65,14 @@ def log_likelihoods(
     if most > seq_len:
         raise UsageError(f"an answer has {most} tokens; the model sees {seq_len}")
     cropped = sum(length > seq_len + 1 for length in lengths)
-    if tell and cropped:
+    if cropped:
         say(
             f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context: seq_len "
             f"is {seq_len}"
         )
     if greedy:
         batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
-    with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:
+    with tqdm(total=len(pairs), unit="answer", disable=None, leave=False) as bar:
         for part, ids in padded(pairs, batch, seq_len + 1):
             ids = ids.to(device)  # (B, T + 1)
             x = ids[:, :-1]

@@ -7,10 +7,8 @@ from chance. Next: pages/multiplier.py, which reads them.
 """
 
 import io
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import Tensor
 import data
 from bits_per_byte import loss_and_bpb, reads_future, sums_of
 from config import Count, UsageError
-from instruments.pages.multiplier import rows_file
+from instruments.pages.multiplier import aligned, rows_file
 from machinery import disk
 from machinery.errors import NonFiniteError
 from machinery.output import say
@@ -138,26 +136,18 @@ def score_held_out(config: LossConfig, load_model) -> None:
         data_fingerprint=manifest.fingerprint,
     )
     if not config.rows and not config.data_dir:
-        keep_rows(rows_file(loaded.run_dir, loaded.provenance.step), rows)
-
-
-def keep_rows(path: Path, rows: Tensor) -> None:
-    """Write them as a .npy; if that fails, say so and go on."""
-    content = io.BytesIO()
-    np.save(content, rows.numpy())
-    try:
-        disk.write_bytes(path, content.getvalue())
-    except OSError as error:
-        say(f"not written to {path}: {error.strerror}", file=sys.stderr)
+        content = io.BytesIO()
+        np.save(content, rows.numpy())
+        disk.write_bytes(rows_file(loaded.run_dir, loaded.provenance.step), content.getvalue())
 
 
 def table(sums: Tensor) -> list[str]:
     """sums (classes, 4) -> a line for each class."""
     whole = sums.sum(0)
-    lines = [f"{'targets':44}  share  nats each  bits per byte  share of the bits"]
+    rows = [("targets", "share", "nats each", "bits per byte", "share of the bits")]
     for name, of in zip(CLASSES, sums):
         nats, bpb = loss_and_bpb(*of.tolist())
         share = of[1] / whole[1].clamp(min=1)
         bits = of[2] / whole[2].clamp(min=1)
-        lines.append(f"{name:44} {share:6.1%} {nats:10.4f} {bpb:14.4f} {bits:18.1%}")
-    return lines
+        rows.append((name, f"{share:.1%}", f"{nats:.4f}", f"{bpb:.4f}", f"{bits:.1%}"))
+    return aligned(rows)

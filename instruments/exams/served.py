@@ -6,28 +6,35 @@ kept as it comes, so after a kill only what is missing is asked. The key in OPEN
 the server, and into no file. Next: tournament.py, which makes ratings of the wins.
 """
 
+import asyncio
+import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import numpy as np
 from tqdm import tqdm
 
-from config import UsageError, install
+from config import UsageError
 from machinery import disk
 from machinery.errors import reason_of
 from machinery.formats import Line, Verdict, checked, read_lines
 from machinery.output import json_of, say
 
-AT_ONCE = 8  # requests
-TIMEOUT_S = 120  # of silence
-RETRIES = 3  # of a server that is silent, cannot be reached, or is overloaded
+AT_ONCE = 8  # requests; if as many fail in a row, the server itself may be the reason
+TIMEOUT_S = 600  # of a whole answer
+WAITS_S = (1, 5, 30)  # before a server that is overloaded is asked again
+OVERLOADED = 408, 429, 500, 502, 503, 504, 529  # what a server then answers
+LARGEST = 4 << 20  # bytes of an answer
 KEPT = 200  # last characters of a reply
+AGAIN = "replies are kept: the same command asks only what is missing"
 
 REQUEST = """Two texts, A and B, were written to the same prompt. {criteria}
 
@@ -41,20 +48,33 @@ Text B:
 {b}
 
 Which is better? Reply with A, B or TIE, and nothing else."""
-POINTS = {"A": 1.0, "TIE": 0.5, "B": 0.0}  # of text A
+POINTS = {"A": 1.0, "B": 0.0} | dict.fromkeys(["TIE", "EMPATE", "平局"], 0.5)  # of text A
 
 
 def points_of(reply: str) -> float | None:
-    """What text A gets by a reply, whose last line is A, B or TIE, with any signs around it:
-    "**A**". None if it is no verdict."""
+    """What text A gets by a reply, whose last line is A, B or TIE (EMPATE, 平局), with any signs
+    around it: "**A**". None if it is no verdict."""
     line = reply.strip().rpartition("\n")[2]
     return POINTS.get(re.sub(r"[\W_]", "", line).upper())
 
 
+def text_of(answer: dict) -> str:
+    """The end of a reply. What a model thinks first, in parts of its own or up to </think>, is left
+    out. A reply that was cut ends in a line that says so, and is no verdict."""
+    choice = answer["choices"][0]
+    text = choice["message"].get("content") or ""
+    if isinstance(text, list):
+        text = "".join(part["text"] for part in text if part["type"] == "text")
+    text = text.rpartition("</think>")[2]
+    reason = choice.get("finish_reason")
+    cut = reason in ("length", "content_filter") or "<think>" in text
+    return text[-KEPT:] + f"\n(cut: {reason})" * cut
+
+
 @dataclass
 class Server:
-    """A judge behind an address. UsageError if the package openai is missing, if no list of models
-    is there, or if none is named and the list has not exactly one."""
+    """A judge behind an address. UsageError if no model is named, and it does not list exactly
+    one."""
 
     url: str
     """What stands before /chat/completions."""
@@ -68,25 +88,15 @@ class Server:
     """The file of the replies."""
 
     def __post_init__(self):
-        try:
-            from openai import OpenAI
-        except ImportError:
-            raise UsageError(
-                f"--judge {self.url} needs the package openai: {install('requirements-eval.txt')}"
-            ) from None
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
+        old, new = ({name: self.max_tokens} for name in ("max_tokens", "max_completion_tokens"))
+        # It gets the first of these of which it refuses nothing by name.
+        self.settings = [old | {"temperature": 0}, new | {"temperature": 0}, new, old]
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
-        with self.asking():
-            self.client = OpenAI(
-                base_url=self.url,
-                api_key=self.key or "none",  # the library wants one, though many servers do not
-                timeout=TIMEOUT_S,
-                max_retries=RETRIES,
-            )
-            listed = self.client.models.list().data
-            names = [checked(Line, model.id, "a model's name") for model in listed]
         if not self.model:
+            read = lambda answer: [checked(Line, x["id"], "its name") for x in answer["data"]]
+            names = self.send(read, "GET", "models")
             if len(names) != 1:
                 raise UsageError(
                     f"{self.url} has {len(names)} models; choose one with --judge_model: "
@@ -96,60 +106,89 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key, also in pieces."""
-        shortest = max(1, min(6, len(self.key)))
-        for n in range(len(self.key), shortest - 1, -1):
-            for i in range(len(self.key) - n + 1):
-                text = text.replace(self.key[i : i + n], "(key)")
+        n = max(1, min(6, len(self.key)))
+        for i in range(len(self.key) - n + 1):
+            text = text.replace(self.key[i : i + n], "(key)")
         return text
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """UsageError for any error: the library's own, and those of reading an answer that is not
-        of the protocol, which the library does not check."""
-        try:
-            yield
-        except Exception as error:
-            reason = self.without_key(reason_of(error.__cause__ or error))
-            raise UsageError(
-                f"the judge at {self.url} gives no reply (most addresses end in /v1): {reason}; "
-                "replies are kept: the same command asks only what is missing"
-            ) from None
+    async def exchange(self, method: str, path: str, body: dict | None) -> tuple[int, bytes]:
+        """The status of an answer, and what it holds. The key follows no redirect."""
+        base, mark, query = self.url.partition("?")
+        url = f"{base.rstrip('/')}/{path}{mark}{query}"
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=limit, trust_env=True) as session,
+            session.request(method, url, json=body, allow_redirects=False) as answer,
+        ):
+            content = b""
+            async for part in answer.content.iter_any():
+                content += part
+                if len(content) > LARGEST:
+                    raise ValueError(f"an answer of more than {LARGEST >> 20} MB")
+            return answer.status, content
+
+    def send(self, read: Callable, method: str, path: str, body: dict | None = None) -> Any:
+        """What `read` finds in the answer to a request; UsageError if there is none, or if it is
+        not of the protocol."""
+        for wait_s in (*WAITS_S, None):
+            status = words = None
+            try:
+                status, content = asyncio.run(self.exchange(method, path, body))
+                words = f"{status}: {content[:1000].decode(errors='replace')}"
+                if status == 200:
+                    return read(json.loads(content))
+            except Exception as error:  # the library's own, and any that `read` of a stranger meets
+                words = words or reason_of(error)
+            if wait_s is None or status not in OVERLOADED:
+                words = self.without_key(" ".join(words.split()))
+                raise UsageError(
+                    f"the judge at {self.url} gives no reply (most addresses end in /v1): {words}"
+                )
+            time.sleep(wait_s)
 
     def ask(self, request: str) -> tuple[str, str, bool]:
-        """(The request, the end of the reply, whether to keep it.) What a model thinks first, up to
-        </think>, is left out. If a request is refused, as one that is too long, the reply is the
-        reason, which is not kept: the next run asks again."""
-        from openai import BadRequestError
-
-        with self.asking():
+        """(The request; the end of the reply, or why there is none; whether there is one.)"""
+        messages = [{"role": "user", "content": request}]
+        for settings in self.settings:
+            body = dict(model=self.model, messages=messages, **settings)
             try:
-                answer = self.client.chat.completions.create(
-                    model=self.model,
-                    messages=[{"role": "user", "content": request}],
-                    max_tokens=self.max_tokens,
-                    temperature=0,
-                )
-            except BadRequestError as error:
-                return request, self.without_key(reason_of(error)), False
-            content = answer.choices[0].message.content or ""
-            return request, self.without_key(content.rpartition("</think>")[2][-KEPT:]), True
+                reply = self.send(text_of, "POST", "chat/completions", body)
+            except UsageError as error:
+                why = str(error)
+            else:
+                self.settings = [settings]
+                return request, self.without_key(reply), True
+            if not any(name in why for name in settings):
+                break
+        return request, why[:500], False
 
     def replies(self, requests: list[str]) -> list[str]:
-        """A reply to each, asked or known from the file."""
+        """A reply to each, asked or known from the file; or why there is none, which is not kept:
+        the next run asks again."""
         # By all that a reply depends on, but not by the address: a server may move.
         keys = {x: disk.sha256_of_tree([self.model, self.max_tokens, x]) for x in requests}
         known = {line.key: line.reply for line in read_lines(self.kept, Verdict)}
-        missing = [request for request, key in keys.items() if key not in known]
-        say(
-            f"{len(missing):,} requests to {self.model}, {len(keys) - len(missing):,} known replies"
-        )
+        order = sorted(keys, key=keys.get)  # else those with one text, or a bad one, come in a row
+        missing = [request for request in order if keys[request] not in known]
+        answered = [request for request in order if keys[request] in known]
+        in_a_row = 0
+        say(f"{len(missing):,} requests to {self.model}, {len(answered):,} known replies")
         with ThreadPool(AT_ONCE) as pool:  # its threads end with the program, even if they wait
-            answers = pool.imap_unordered(self.ask, missing)
-            for request, reply, keep in tqdm(answers, "judge", len(missing), disable=None):
-                key = keys[request]
-                known[key] = reply
-                if keep:
-                    disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
+            for part in missing[:1], missing[1:]:  # the first alone tries the settings
+                answers = pool.imap_unordered(self.ask, part)
+                for request, reply, replied in tqdm(answers, "judge", len(part), disable=None):
+                    key = keys[request]
+                    known[key] = reply
+                    if replied:
+                        disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
+                        answered.append(request)
+                        in_a_row = 0
+                        continue
+                    in_a_row += 1
+                    # Whether all requests meet it, is told by one that was answered before.
+                    if in_a_row % AT_ONCE == 0 and not (answered and self.ask(answered[-1])[2]):
+                        raise UsageError(f"{reply}; {AGAIN}")
         return [known[keys[request]] for request in requests]
 
     def compare(self, prompts: list[str], texts: list[list[str]]) -> tuple[np.ndarray, list[str]]:

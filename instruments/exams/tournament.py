@@ -10,7 +10,6 @@ ratings; served.py, a judge behind an address.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from config import Count, Local, UsageError
 from instruments.exams import judge
 from instruments.exams.lines import read_lines, read_text
 from instruments.exams.served import Server
+from instruments.pages.multiplier import aligned
 from instruments.talk.sample import SampleConfig, continuations
 from machinery import checkpoint, disk, trained
 from machinery.output import say
@@ -30,6 +30,7 @@ from tokenizer import Tokenizer
 HUMAN = "human text"
 LOOP = "loop"
 LOOP_LEN = 24  # characters
+PARTIAL = "likelihood favours text like the judge's own, as of later steps of its run"
 CRITERIA = "The better text follows from the prompt, is coherent, and says something interesting."
 
 
@@ -77,10 +78,6 @@ class Prompt:
 
     text: str
 
-    def __post_init__(self):
-        if not self.text.strip():
-            raise ValueError("its text is empty")
-
 
 def play(config: TournamentConfig, load_model: Callable) -> None:
     """`eval.py tournament`: print ratings of the players, and write them to
@@ -111,7 +108,9 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     texts = [*written.values()]
     if judging:
         named = str(judging[0])
-        wins, doubts = judged(load(judging[0]), [known[p] for p in paths], asked, texts)
+        decides = load(judging[0])
+        wins = judge.compare([likelihood(decides, asked, own) for own in texts])
+        doubts = [PARTIAL]
     else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)
@@ -140,7 +139,10 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
     judging = []
     if "://" not in config.judge:
         judging = [checkpoint_of(config.judge or config.run_dir)]
-        players = [path for path in players if path.resolve() != judging[0].resolve()]
+        others = [path for path in players if path.resolve() != judging[0].resolve()]
+        if config.players and others != players:
+            say(f"{judging[0]} judges, so it does not play: a judge prefers its own text")
+        players = others
     if not players:
         raise UsageError(
             f"{root} has no checkpoint for a player; train with --keep_every, or name some: "
@@ -179,7 +181,7 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
     for source, i in np.random.default_rng(config.seed).permutation(data.val_rows(manifest)):
         row = manifest.row("val", source, i)
         for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
-            ids = document[1:].tolist()  # without BOS
+            ids = document[1:]  # without BOS
             length = begin
             if player.provenance.tuned:
                 ids, length = exchange(ids, tokenizer)
@@ -197,13 +199,12 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
     return tuple(map(list, zip(*found)))
 
 
-def exchange(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], int]:
+def exchange(ids: np.ndarray, tokenizer: Tokenizer) -> tuple[list[int], int]:
     """<|user|> question <|end|> <|assistant|> answer <|end|> ... -> the ids of question and answer,
     and how many of them are the question's; all, if the document is text."""
-    _, _, end = marks(tokenizer)
-    question = [*takewhile(lambda i: i != end, ids[1:])]
-    answer = takewhile(lambda i: i != end, ids[len(question) + 3 :])
-    return [*question, *answer], len(question)
+    ends = np.flatnonzero(ids == marks(tokenizer)[2])
+    question, answer, *_ = [*np.split(ids, ends), ids[:0]]
+    return [*question[1:], *answer[2:]], len(question) - 1
 
 
 def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:
@@ -219,14 +220,6 @@ def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list
 # --------------------------------------------------------------------- a checkpoint as the judge
 
 
-def judged(
-    judging: Trained, players: list[Trained], prompts: list[str], texts: list[list[str]]
-) -> tuple[np.ndarray, list[str]]:
-    """P players' texts, N each -> (wins (N, P, P), reasons to doubt them)."""
-    scores = [likelihood(judging, prompts, own) for own in texts]
-    return judge.compare(scores), kinship(judging, players)
-
-
 def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
     """judge.novel_mean of texts, in the tokens of the judge, as far as it has positions."""
     before = []
@@ -237,16 +230,6 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
         room = player.provenance.model.seq_len + 1 - len(ids)
         after.append(player.tokenizer.encode(text)[:room])
     return judge.novel_mean(player.model, before, after)
-
-
-def kinship(judge: Trained, players: list[Trained]) -> list[str]:
-    """A sentence if the judge, by its trainer.json, comes from the run of a player."""
-    if all(judge.provenance.identity != player.provenance.identity for player in players):
-        return []
-    return [
-        f"{judge.path} is of a player's own run, and likelihood favours text like its own: "
-        "later steps rate higher; take one of another seed: --judge"
-    ]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -262,22 +245,22 @@ def rate(names: list[str], wins: np.ndarray) -> list[dict]:
 def why_untrusted(table: list[dict]) -> list[str]:
     """A sentence for each player of known place that the judge puts elsewhere."""
     rating = {row["name"]: row["rating"] for row in table}
-    # equal ratings share the better place; two that differ by rounding are equal
-    place = {name: 1 + sum(r > own + 1e-6 for r in rating.values()) for name, own in rating.items()}
     n = len(table)
     doubts = []
-    if place[LOOP] <= (n + 1) / 2:
-        doubts.append(f"it puts the loop in place {place[LOOP]} of {n}, not in the lower half")
-    if place.get(HUMAN, 0) > -(-n // 3):
-        doubts.append(f"it puts the human text in place {place[HUMAN]} of {n}, below the top third")
+    for name, best, worst in ((LOOP, (n + 1) // 2 + 1, n), (HUMAN, 1, -(-n // 3))):
+        if name in rating:
+            # equal ratings share the better place; two that differ by rounding are equal
+            place = 1 + sum(r > rating[name] + 1e-6 for r in rating.values())
+            if not best <= place <= worst:
+                doubts.append(f"it puts the {name} in place {place} of {n}, not {best} to {worst}")
     return doubts
 
 
 def print_table(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
-    width = max(len(row["name"]) for row in table)
-    say(f"\n{n_prompts} prompts, judged by {judge_name}")
-    say(f"{'player':{width}}  rating  95% over prompts")
+    rows = [("player", "rating", "95% over prompts")]
     for row in table:
-        say("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
+        rows.append((row["name"], f"{row['rating']:.0f}", f"{row['low']:.0f} .. {row['high']:.0f}"))
+    say(f"\n{n_prompts} prompts, judged by {judge_name}")
+    say("\n".join(aligned(rows)))
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")

@@ -75,8 +75,6 @@ class RunFolder:
         """What decides its numbers and its speed: config.json, and lists of what its starts
         decided."""
         options = dict(self.config)
-        if options.pop("minutes", 0):  # an older run's, whose steps followed from its speed
-            options["steps"] = self.last_step
         # a process that resumes reads no other weights
         options["init_from"] = [start.init_from for start in self.starts[:1]]
         for name in OF_A_START:

@@ -53,9 +53,7 @@ def run(run, steps: Iterator, log_step: Callable) -> int:
         raise UsageError(f"{profile.step_num} steps only warm up; try --steps {last}")
     log.status("profiled", step=run.progress.step, exit_code=0)
     if world.is_first:
-        on_gpu = world.device.type == "cuda"
-        log.print(f"where the time goes, sums of {recorded} steps:\n{table(profile, on_gpu)}")
-        if on_gpu:
-            log.print(f"peak memory {torch.cuda.max_memory_allocated() / 1e6:,.1f} MB allocated")
+        rows = table(profile, world.device.type == "cuda")
+        log.print(f"where the time goes, sums of {recorded} steps:\n{rows}")
         log.print(f"trace: {trace} (open it in https://ui.perfetto.dev)")
     return 0

@@ -40,9 +40,8 @@ def find_prompts(run: str, manifest: Manifest | None) -> tuple[str, ...]:
     (None); or how held-out documents begin."""
     preset = find_preset(run)
     usual = (preset or Preset).prompts
-    if manifest is None:
-        return usual
-    if preset and preset.data.source == tuple(source.spec for source in manifest.facts.sources):
+    own = preset and preset.data.source
+    if manifest is None or own == tuple(source.spec for source in manifest.facts.sources):
         return usual
     known = manifest.facts.made.get("beginnings", "").splitlines()[:3]
     return tuple(dict.fromkeys(filter(None, known))) or usual

@@ -29,10 +29,6 @@ from tokenizer import Tokenizer
 
 PAGE = Path(__file__).with_suffix(".html")
 MAX_BODY = 4 << 20  # bytes of a request
-NO_API = (
-    "there is only a page here: python export.py MODEL makes a folder for transformers; if that is "
-    "a Llama, `transformers serve` or vLLM serves it to programs (docs/serve.md)"
-)
 POLICY = (
     "default-src 'none'; script-src 'nonce-NONCE'; style-src 'nonce-NONCE'; connect-src 'self'; "
     "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -120,14 +116,12 @@ class Handler(BaseHTTPRequestHandler):
         # rebinding), or from another origin.
         if not is_local or origin != f"http://{host}":
             self.send(403, f"only http://localhost is served, not {origin!r:.60}")
-        elif self.path.startswith("/v1"):
-            self.send(404, NO_API)
         elif (self.command, self.path) == ("GET", "/"):
             self.send(200, *self.server.service.page(), kind="text/html")
         elif (self.command, self.path) == ("POST", "/draw"):
             self.draw()
         else:
-            self.send(404, f"there is no {self.path!r:.60} here, only the page, /")
+            self.send(404, f"there is no {self.path!r:.60} here, only a page, / (docs/serve.md)")
 
     def draw(self) -> None:
         service = self.server.service

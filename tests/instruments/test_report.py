@@ -287,10 +287,6 @@ DIFFERENCES = {
         dict(records=[*ten_steps(), validation(10, 1.0, val_rows=9)]),
         "warning: the data or eval_tokens of A and B",
     ),
-    "steps that fit into its minutes": (
-        dict(records=[*ten_steps()[:-1], step(11), validation(11, 2.0)]),
-        "steps is 10 in A and 11 in B\ntrust",
-    ),
     "weights": (
         dict(starts=[KNOWN | dict(init_from="x")]),
         "init_from is [None] in A and ['x'] in B\ntrust",
@@ -316,7 +312,7 @@ DIFFERENCES = {
         NONE,
     ),
     "its range": (
-        dict(records=[validation(0, 4.0), *ten_steps()[1:6], step(6), validation(30, 2.0)]),
+        dict(records=[validation(0, 4.0), *ten_steps()[1:6], step(6), validation(30, 2.0)], x=1),
         "have no validation in the same range",
     ),
 }
@@ -328,7 +324,7 @@ def test_in_what_runs_differ_and_what_it_is_worth(name, said, tmp_path):
 
     def made(folder: Path, records=None, begun=100.0, starts=(KNOWN,), **config) -> Path:
         begun = [start(begun + 6 * n, **facts) for n, facts in enumerate(starts)]
-        return make_run(folder, begun + (records or ten_steps()), **dict(minutes=3.0) | config)
+        return make_run(folder, begun + (records or ten_steps()), **config)
 
     what, words = DIFFERENCES[name]
     a = made(tmp_path / "a", lr_scale=1.0)  # by default: B is older, and does not mention it

@@ -263,10 +263,8 @@ def test_a_body_of_a_wrong_length_is_not_read(base, length):
 
 
 def test_paths(base):
-    """Programs that look for an API are told where there is one."""
-    for path, said in (("/v1/models", "export.py"), ("/draw", "/draw")):
-        status, sentence, _ = ask(base[0], "GET", path)
-        assert status == 404 and said in sentence
+    status, sentence, _ = ask(base[0], "GET", "/v1/models")
+    assert status == 404 and "/v1" in sentence
     one, other = (ask(base[0], "GET", "/")[2]["Content-Security-Policy"] for _ in range(2))
     assert "script-src 'nonce-" in one and one != other
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -21,24 +21,25 @@ from test_tournament import hold
 from config import UsageError
 from instruments.exams import served, tournament
 
-pytest.importorskip("openai")
 pytest_plugins = ["chat_helpers"]
 KEY = "sk-secret-of-the-judge"
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(served, "RETRIES", 0)
+    monkeypatch.setattr(served, "WAITS_S", ())
 
 
 class Judge(ThreadingHTTPServer):
-    """A server that replies decide(prompt, a, b). asked: the bodies of all requests."""
+    """A server that replies decide(prompt, a, b), as `imitate` puts it: (body, prompt, reply) ->
+    the answer. asked: the bodies of all requests."""
 
     daemon_threads = True
 
-    def __init__(self, decide, models=("judge",)):
+    def __init__(self, decide, models=("judge",), imitate=lambda body, prompt, reply: reply):
         self.decide = decide
         self.models = models
+        self.imitate = imitate
         self.asked = []
         self.keys = set()
         super().__init__(("127.0.0.1", 0), Handler)
@@ -46,7 +47,8 @@ class Judge(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.answer({"data": [{"id": name} for name in self.server.models]})
+        models = self.server.models
+        self.answer({"data": [{"id": name} for name in models]} if models is not None else None)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -55,21 +57,30 @@ class Handler(BaseHTTPRequestHandler):
         text = body["messages"][-1]["content"]
         parts = re.search(r"prompt:\n(.*)\n\nText A:\n(.*)\n\nText B:\n(.*)\n\nWhich", text, re.S)
         said = self.server.decide(*parts.groups())
-        if isinstance(said, str):
-            said = {"choices": [{"index": 0, "message": {"role": "assistant", "content": said}}]}
+        said = self.server.imitate(body, parts[1], said)
+        if isinstance(said, str | list):
+            said = message(content=said)
         self.answer(said)
 
     def answer(self, said):
-        """said: a tree for JSON, or (status, bytes)."""
+        """said: a tree for JSON; or a status, and bytes or pieces of them; None: nothing."""
         status, content = said if isinstance(said, tuple) else (200, json.dumps(said).encode())
+        if said is None:
+            return
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Location", "http://127.0.0.1:9/v1")
         self.end_headers()
-        self.wfile.write(content)
+        with suppress(OSError):
+            for piece in [content] if isinstance(content, bytes) else content:
+                self.wfile.write(piece)
 
     def log_message(self, *args):
         pass
+
+
+def message(finish_reason="stop", **fields) -> dict:
+    return {"choices": [{"message": fields, "finish_reason": finish_reason}]}
 
 
 @contextmanager
@@ -82,19 +93,6 @@ def judging(decide, **options):
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_a_request_that_is_refused_is_left_out_and_asked_again(tmp_path):
-    refused = (400, b'{"error": {"message": "too long"}}')
-    decide = lambda *texts: refused if texts[0] == "two" else by_length(*texts)
-    with judging(decide) as server:
-        wins, doubts = compare(server.url, tmp_path)
-        whole = by_length_wins()
-        whole[1] = 0
-        assert (wins == whole).all() and len(doubts) == 1 and "too long" in doubts[0]
-        server.asked.clear()
-        compare(server.url, tmp_path)
-        assert len(server.asked) == 3, "of prompt two"
 
 
 @pytest.mark.parametrize("key, at", [(KEY, 0), (KEY, 9), (KEY, 13), ("Q9zX", 0)])
@@ -150,15 +148,16 @@ def compare(url: str, folder: Path, model: str = "judge"):
     return server.compare(PROMPTS, TEXTS)
 
 
-def judged(decide, folder: Path, model: str = "judge"):
+def judged(decide, folder: Path, model: str = "judge", **options):
     """(wins, doubts, the requests) with a server that decides so."""
-    with judging(decide) as server:
+    with judging(decide, **options) as server:
         return *compare(server.url, folder, model), server.asked
 
 
 def test_a_reply_is_a_verdict_or_none():
     for reply, points in (
         ("b", 0), ("TIE", 0.5), (" **A**.\n", 1), ("A\nI think so.\n__B__", 0),
+        ("Empate.", 0.5), ("平局", 0.5),
         ("", None), ("A or B", None), ("C", None), ("<think>A", None), ("\u0391", None),
     ):  # fmt: skip
         assert served.points_of(reply) == points, reply
@@ -218,6 +217,92 @@ def test_what_is_no_verdict_is_counted_and_left_out(tmp_path):
         judged(lambda *texts: "Both are fine.", tmp_path, "another")
 
 
+def newest(body, prompt, reply):
+    """OpenAI's newest models."""
+    for name in ("max_tokens", "temperature"):
+        if name in body:
+            return 400, f"{{'error': {{'message': 'Unsupported: {name}'}}}}".encode()
+    return reply
+
+
+def for_two(said, others=None):
+    """An answer to the requests of one prompt; those to others are the reply, or made of it."""
+    return lambda body, prompt, reply: said if prompt == "two" else others or reply
+
+
+def endless():
+    while True:
+        yield b" " * 4096
+
+
+SERVERS = {  # what it answers; does it judge prompt two?
+    "OpenAI's newest": (newest, True),
+    "Azure's filter": (for_two((400, b'{"error": {"code": "content_filter"}}')), False),
+    "a filter with status 200": (for_two({"choices": []}), False),
+    "a filter in the midst": (for_two(message("content_filter", content="A")), False),
+    "a filter that leaves nothing": (for_two(message("content_filter", content=None)), False),
+    "vLLM": (for_two((400, b"'max_tokens' or 'max_completion_tokens' is too large: 16")), False),
+    "a gateway": (for_two((413, b"<html>")), False),
+    "TGI": (
+        for_two((422, b'{"error": "inputs tokens + max_new_tokens", "temperature": 0}')),
+        False,
+    ),
+    "one that fails": (for_two((500, b"")), False),
+    "one that hangs up": (for_two(None), False),
+    "one that streams for ever": (for_two((200, endless())), False),
+    "a redirect": (for_two((307, b"")), False),
+    "thoughts that were cut": (for_two(message("length", content="Hm.\n\nA")), False),
+    "thoughts without an end": (for_two("<think>Hm.\n\nA"), False),
+    "Mistral": (
+        lambda body, prompt, reply: [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "B"}]},
+            {"type": "text", "text": reply},
+        ],
+        True,
+    ),
+    "Ollama": (lambda body, prompt, reply: message(content=reply, reasoning="Hm.\nB"), True),
+    "LiteLLM": (lambda body, prompt, reply: message(None, content=reply, role="assistant"), True),
+    "all thoughts": (for_two(message(content="", reasoning_content="A")), False),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_is_taken_as_it_is(name, tmp_path, monkeypatch):
+    """What one request meets is left out with the other order. What has come is kept, the rest is
+    asked again."""
+    monkeypatch.setattr(served, "LARGEST", 1 << 16)
+    imitate, judges = SERVERS[name]
+    whole = by_length_wins()
+    if not judges:
+        whole[1] = 0
+    wins, doubts, asked = judged(by_length, tmp_path, imitate=imitate, models=None)
+    assert (wins == whole).all() and len(doubts) == (not judges)
+    if judges:
+        assert len(asked) == DISTINCT + 2 * (imitate is newest), "the settings are tried once"
+    monkeypatch.setattr(served, "AT_ONCE", 1)  # one that fails is enough to ask for a known reply
+    again, _, asked = judged(by_length, tmp_path, imitate=imitate, models=None)
+    assert (again == wins).all() and not (judges and asked)
+
+
+def test_a_byte_at_a_time_is_no_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
+    over = threading.Event()
+    drops = iter(lambda: over.wait(0.1) or b" ", True)
+    with judging(by_length, imitate=lambda *asked: (200, drops)) as server:
+        with pytest.raises(UsageError, match="Timeout"):
+            compare(server.url, tmp_path)
+        over.set()
+
+
+def test_a_server_that_is_overloaded_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(served, "WAITS_S", (0, 0))
+    busy = iter([(503, b""), (429, b"")])
+    wins, _, asked = judged(
+        by_length, tmp_path, imitate=lambda body, prompt, reply: next(busy, reply)
+    )
+    assert (wins == by_length_wins()).all() and len(asked) == DISTINCT + 2
+
+
 RUBBISH = {  # a status, a body
     "no JSON": (200, b"<html>"),
     "no choice": (200, b'{"choices": []}'),
@@ -239,23 +324,6 @@ def test_rubbish_is_one_sentence_and_what_came_before_is_kept(case, tmp_path, mo
     assert len(asked) == DISTINCT - 5
 
 
-def test_a_judge_that_hangs_ends_the_tournament(tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
-    over = threading.Event()
-    with judging(hanging(over)) as server:
-        with pytest.raises(UsageError, match="time"):
-            compare(server.url, tmp_path)
-        over.set()
-
-
-def test_a_server_that_is_overloaded_is_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "RETRIES", 3)
-    busy = iter([(503, b""), (429, b"")])
-    decide = lambda *texts: next(busy, None) or by_length(*texts)
-    wins, _, asked = judged(decide, tmp_path)
-    assert (wins == by_length_wins()).all() and len(asked) == DISTINCT + 2
-
-
 def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
     with judging(by_length, models=("first",)) as server:
         compare(server.url, tmp_path, model="")
@@ -263,7 +331,8 @@ def test_the_only_model_is_found_and_of_several_one_is_chosen(tmp_path):
     for models, words in (
         ((), "0 models.*--judge_model"),
         (("first", "second"), "2 models.*--judge_model"),
-        (("a\nwrote /etc/passwd",), "a model's name"),
+        (("a\nwrote /etc/passwd",), "200: "),
+        (None, "gives no reply"),
     ):
         with judging(by_length, models=models) as server:
             with pytest.raises(UsageError, match=words):
@@ -285,7 +354,7 @@ def test_ctrl_c_does_not_wait_for_the_judge(own_run):
     over = threading.Event()
     with judging(hanging(over)) as server:
         process = elsewhere(own_run, server)
-        until(lambda: len(server.asked) == served.AT_ONCE)
+        until(lambda: server.asked)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
         over.set()

@@ -16,7 +16,6 @@ from config import UsageError
 from instruments.exams import judge, tournament
 from machinery import checkpoint
 from machinery.shards import Manifest
-from machinery.trained import EvalConfig, Trained
 from tokenizer import Tokenizer
 
 
@@ -88,18 +87,6 @@ def test_a_judge_is_doubted_for_the_loop_and_the_human():
         assert doubt in (found or ["trusted"])[0] and len(found) < 2
     tied = tournament.why_untrusted([row | dict(rating=1000) for row in table])
     assert "loop in place 1 of 5" in tied[0]
-
-
-def test_a_judge_is_doubted_for_its_kin(own_run):
-    """Likelihood favours text like its own: later steps of its run look better whatever they
-    write. A judge of another seed lifts the doubt."""
-    path = own_run / "checkpoints" / "step_00000012"
-    own = Trained(EvalConfig(), path, checkpoint.read_trainer(path))
-    seed = dict(identity=own.provenance.identity | dict(seed=5))
-    other = replace(own, provenance=replace(own.provenance, **seed))
-    assert len(tournament.kinship(own, [other, replace(own)])) == 1
-    assert tournament.kinship(other, [own]) == []
-    assert any("own run" in why for why in hold(own_run)["doubts"])
 
 
 OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 12".split()
