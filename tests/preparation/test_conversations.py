@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chat_helpers import here
-from conftest import losses
-from data_helpers import pieces_of
+from conftest import losses, write_lines
+from data_helpers import documents_of, pieces_of, write_parquet
+from table import read_table
 from test_counted import assert_same
 
 import data
@@ -73,6 +74,37 @@ def test_what_counts_follows_from_the_ids_alone(tokenizer):
         ids, counts = beside(turns, tokenizer)
         assert [0, *chat.encode(turns, tokenizer)] == ids
         assert counted(ids) == counts[1:], turns
+
+
+ASKED = {"role": "user", "content": "q", "weight": 0}
+ANSWER = {"role": "assistant", "content": "a", "train": True, "loss": None, "reasoning": None}
+# what else an answer has => the note; and whether its conversation stays
+ODD_ANSWERS = """
+{"content": ""} => 1 conversations left out, with an empty question or answer
+{"content": " \\t", "tool_calls": [1]} => 1 conversations left out, with an empty question or answer
+{"content": [{"text": ""}]} => 1 conversations left out, with an empty question or answer
+{"weight": 0} => 1 conversations left out, with an answer that is not to be learned
+{"train": false} => 1 conversations left out, with an answer that is not to be learned
+{"training": false} => 1 conversations left out, with an answer that is not to be learned
+{"loss": 0.0} => 1 conversations left out, with an answer that is not to be learned
+{"reasoning_content": "hm"} => 1 turns with 'reasoning_content' beside | stays
+{"thinking": "hm", "tool_calls": [], "weight": 1} => 1 turns with 'thinking' beside | stays
+"""
+
+
+@pytest.mark.parametrize("answer, found", read_table(ODD_ANSWERS))
+def test_an_answer_that_is_not_to_be_learned_costs_its_conversation(answer, found, tmp_path):
+    """Whether its turns are a list or JSON text. What a question says of its weight is nothing."""
+    good = [ASKED, ANSWER, ASKED, ANSWER]
+    chats = [good, [*good, ASKED, ANSWER | json.loads(answer)]]
+    texts = [json.dumps(turns) for turns in chats]
+    for name, cells in (("lists", chats), ("texts", texts)):
+        write_lines(tmp_path / f"{name}.jsonl", [{"messages": cell} for cell in cells])
+    write_parquet(tmp_path / "texts.parquet", messages=texts)
+    for path in tmp_path.iterdir():
+        kept, notes = documents_of(f"files:{path}#messages")
+        assert [len(turns) for turns in kept] == ([4, 6] if "stays" in found else [4])
+        assert " ".join(notes.lines()).startswith(found[0])
 
 
 def test_all_of_a_row_of_text_counts_and_filler_does_not():

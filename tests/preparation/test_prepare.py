@@ -7,6 +7,7 @@ import gzip
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -520,7 +521,7 @@ def chat_set(tmp_path, monkeypatch) -> str:
 def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
     for end, split in (("", "train"), ("::train_sft", "train_sft"), (":default:train", "train")):
         assert documents_of(chat_set + end)[0] == [f"{split} {i}" for i in range(5)]
-    with pytest.raises(UsageError, match="nothere.*train_sft"):
+    with pytest.raises(errors.DataError, match="nothere.*train_sft.* name"):
         documents_of(f"{chat_set}::nothere")
     options = {"data_dir": str(tmp_path / "d"), "tokens": "1M", "vocab_size": 400, "row_len": 9}
     jobs = [job.plan_job(DataConfig((chat_set + end,), **options)) for end in ("", "::train_sft")]
@@ -557,9 +558,8 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
         assert job.plan_job(config).key == key
     [listing] = (tmp_path / ".units").iterdir()
-    for damaged in ("5", "{", "{}"):
-        listing.write_text(damaged)
-        assert job.plan_job(config).key == key
+    listing.write_text("{")  # damaged
+    assert job.plan_job(config).key == key
     found = [{"shard": 0, "of": 1}], {"revision": "abc", "shards": 1}
     hub = dict(_hf_units=lambda source: found, probe=mock.DEFAULT)
     with mock.patch.multiple(sources, **hub):  # its revision may be named
@@ -587,6 +587,24 @@ def test_case_22_a_source_that_stays_away(monkeypatch):
     source = sources.parse("hf:http://127.0.0.1:1/a.parquet")
     with pytest.raises(errors.DataError, match=source.place):
         list(sources.documents(source, {"shard": 0, "of": 1}, Notes()))
+
+
+@pytest.mark.parametrize("name", ["src", "it's {c,h} [1]"])
+def test_a_folder_says_what_else_is_in_it_and_the_pattern_that_reads_it(name, tmp_path):
+    folder = tmp_path / name / "sub"
+    folder.mkdir(parents=True)
+    for ending in ("c", "h", "R"):
+        (folder / f"a.{ending}").write_text(ending)
+    (folder / "Makefile").touch()
+    with pytest.raises(UsageError, match=r"1 \.h.* names them") as error:
+        documents_of(f"files:{tmp_path / name}")
+    write_texts(folder / "texts", 60)
+    note = prepare_tiny(tmp_path / "d", "--source", f"x=files:{tmp_path / name}")
+    for said in (str(error.value), note):
+        (spec,) = shlex.split(re.search("names them: (.*)", said)[1])
+        assert documents_of(spec)[0] == ["R", "c", "h"], said
+    both = f"files:{tmp_path / name}/{{sub,no}}/*.{{c,md}}"
+    assert documents_of(both)[0] == ["c"]
 
 
 # --------------------------------------------------------------------- case 25: bad text
