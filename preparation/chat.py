@@ -45,7 +45,7 @@ def read_turns(value: object) -> list[Turn]:
     turns = []
     for turn in value if isinstance(value, list) else [None]:
         if not isinstance(turn, dict) or not turn.keys() & {"role", "from"}:
-            raise TurnsError('something else than turns, {"role": ..., "content": ...} each', value)
+            raise TurnsError('something else than turns, {"role": ...} each, or their JSON', value)
         role = first_of(turn, "role", "from")
         text = first_of(turn, "content", "value")
         known = ROLES.get(str(role).strip().lower())

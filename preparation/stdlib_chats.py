@@ -101,7 +101,7 @@ def conversation(facts: dict[str, str], rng: random.Random) -> list[dict[str, st
         exchanges = rng.sample(GREETINGS, rng.randint(1, 2)) + exchanges
     if rng.random() < 0.15:
         exchanges.append(rng.choice(THANKS))
-    turns = [("system", SYSTEM)] if rng.random() < 0.1 else []
+    turns = [("system", SYSTEM)] * (rng.random() < 0.1)
     for question, answer in exchanges:
         turns += [("user", question), ("assistant", answer)]
     return [{"role": role, "content": text.format(**facts)} for role, text in turns]

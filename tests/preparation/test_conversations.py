@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chat_helpers import here
-from conftest import losses, write_lines
-from data_helpers import documents_of, pieces_of, write_parquet
-from table import read_table
+from conftest import losses
+from data_helpers import pieces_of
 from test_counted import assert_same
 
 import data
@@ -20,7 +19,7 @@ from config import UsageError
 from machinery import checkpoint
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
-from preparation import chat, sources, stdlib_chats
+from preparation import chat, stdlib_chats
 from tokenizer import Tokenizer
 
 pytest_plugins = ["chat_helpers"]
@@ -78,41 +77,32 @@ def test_what_counts_follows_from_the_ids_alone(tokenizer):
 
 ASKED = {"role": "user", "content": "q", "weight": 0}
 ANSWER = {"role": "assistant", "content": "a", "train": True, "loss": None, "reasoning": None}
-# what else an answer has => the note; and whether its conversation stays
-ODD_ANSWERS = """
-{"content": ""} => 1 conversations left out, with an empty question or answer
-{"content": " \\t", "tool_calls": [1]} => 1 conversations left out, with an empty question or answer
-{"content": [{"text": ""}]} => 1 conversations left out, with an empty question or answer
-{"weight": 0} => 1 conversations left out, with an answer that is not to be learned
-{"train": false} => 1 conversations left out, with an answer that is not to be learned
-{"training": false} => 1 conversations left out, with an answer that is not to be learned
-{"loss": 0.0} => 1 conversations left out, with an answer that is not to be learned
-{"reasoning_content": "hm"} => 1 turns with 'reasoning_content' beside | stays
-{"thinking": "hm", "tool_calls": [], "weight": 1} => 1 turns with 'thinking' beside | stays
-"""
+NOT_LEARNED = """{"content": ""}
+{"content": " \\t", "tool_calls": [1]}
+{"content": [{"type": "text", "text": ""}]}
+{"weight": 0}
+{"train": false}
+{"training": false}
+{"loss": 0.0}"""
+BESIDE = '{"thinking": "hm", "reasoning_content": "hm", "tool_calls": []}'
 
 
-@pytest.mark.parametrize("answer, found", read_table(ODD_ANSWERS))
-def test_an_answer_that_is_not_to_be_learned_costs_its_conversation(answer, found, tmp_path):
-    """Whether its turns are a list or JSON text. What a question says of its weight is nothing."""
-    good = [ASKED, ANSWER, ASKED, ANSWER]
-    chats = [good, [*good, ASKED, ANSWER | json.loads(answer)]]
-    texts = [json.dumps(turns) for turns in chats]
-    for name, cells in (("lists", chats), ("texts", texts)):
-        write_lines(tmp_path / f"{name}.jsonl", [{"messages": cell} for cell in cells])
-    write_parquet(tmp_path / "texts.parquet", messages=texts)
-    for path in tmp_path.iterdir():
-        kept, notes = documents_of(f"files:{path}#messages")
-        assert [len(turns) for turns in kept] == ([4, 6] if "stays" in found else [4])
-        assert " ".join(notes.lines()).startswith(found[0])
+def test_an_answer_that_is_not_to_be_learned_costs_its_conversation():
+    """What a question says of its weight is nothing; what is beside an answer is counted."""
+    turns = lambda answer: [ASKED, ANSWER, ASKED, ANSWER | json.loads(answer)]
+    for answer in NOT_LEARNED.splitlines():
+        with pytest.raises(chat.TurnsError, match="an empty|not to be learned"):
+            chat.read_example(turns(answer), Counter())
+    notes = Counter()
+    assert len(chat.read_example(turns(BESIDE), notes)) == 4
+    assert [*notes.values()] == [1, 1]
 
 
-def test_all_of_a_row_of_text_counts_and_filler_does_not():
-    rows = np.array([[0, 7, 8, 0, 9], [1, 7, 3, 2, 8], [0, 2, 3, 0, 0]], np.uint16)
-    no = data.IGNORED
-    expected = [[7, 8, 0, 9], [no, no, no, 8], [no, 3, no, no]]
-    assert data.targets_of(rows, (1, 2, 3)).tolist() == expected
-    assert data.targets_of(rows).tolist() == rows[:, 1:].tolist()
+def test_all_of_a_row_of_text_counts():
+    """Beside rows of conversations, and where there are none."""
+    rows = np.array([[0, 7, 8, 0, 9]], np.uint16)
+    for marks in ((1, 2, 3), ()):
+        assert data.targets_of(rows, marks).tolist() == rows[:, 1:].tolist()
 
 
 def slow_pieces(turns, tokenizer, row_len):
@@ -200,8 +190,6 @@ def test_conversations_of_the_standard_library():
     assert all(name in takes for name in ("first", "second", "*rest"))
     assert "numbers" in answers["What do I pass to add_all(numbers)?"]
     assert answers["What does add do?"] == "Return the sum of all numbers."
-    source = sources.parse("chats:stdlib")
-    assert source.conversations and source.installed and not source.remote
 
 
 @pytest.fixture(scope="module")
