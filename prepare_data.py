@@ -303,8 +303,10 @@ def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
     lines += [f"note  {note}" for note in notes.lines(documents)]
     for source in facts.sources:
         if source.not_read:
-            kinds = ", ".join(f"{n:,} {kind}" for kind, n in source.not_read.items())
-            lines.append(f"note  files of {source.name} that were not read: {kinds}")
+            lines.append(
+                f"note  files of {source.name} that were not read: "
+                f"{sources.unread(sources.parse(source.spec).place, source.not_read)}"
+            )
     lines.append(
         f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint "
         f"{manifest.fingerprint[:16]}, vocabulary {manifest.vocab_size:,}, rows of "

@@ -8,8 +8,11 @@ question, a blank line between. Guarantee: the ids of a row alone say which targ
 `targets_of`): those of the answers, and the <|end|> of each. Next: worker.py packs the pieces.
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 from config import UsageError
 
@@ -17,6 +20,10 @@ from config import UsageError
 ROLES = {"system": "system", "developer": "system"}
 ROLES |= dict.fromkeys("user human prompter".split(), "user")
 ROLES |= dict.fromkeys("assistant gpt chatgpt model bot ai".split(), "assistant")
+
+# Of an answer, in the formats of OpenAI, axolotl and ms-swift: not to be learned if 0 or false.
+WEIGHTS = "weight train training loss".split()
+BESIDE = re.compile("reasoning|think|thought|tool_calls|function_call")  # keys of other texts
 
 Turn = tuple[str, str]  # (role, text); role: system (only the first), user or assistant
 
@@ -38,9 +45,10 @@ def read_turns(value: object) -> list[Turn]:
     turns = []
     for turn in value if isinstance(value, list) else [None]:
         if not isinstance(turn, dict) or not turn.keys() & {"role", "from"}:
-            raise TurnsError('something else than turns, {"role": ..., "content": ...} each', value)
-        role, text = (first_of(turn, *names) for names in (("role", "from"), ("content", "value")))
-        known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
+            raise TurnsError('something else than turns, {"role": ...} each, or their JSON', value)
+        role = first_of(turn, "role", "from")
+        text = first_of(turn, "content", "value")
+        known = ROLES.get(str(role).strip().lower())
         if known is None:
             raise TurnsError("a role other than system, user and assistant", value)
         parts = text if isinstance(text, list) else [text]
@@ -48,17 +56,36 @@ def read_turns(value: object) -> list[Turn]:
         if not all(isinstance(text, str) for text in texts):
             raise TurnsError("a part that is not text", value)
         turns.append((known, "".join(texts)))
-    roles = [role for role, _ in turns]
-    asked = roles[1:] if roles[:1] == ["system"] else roles
-    if not asked or asked != [("user", "assistant")[i % 2] for i in range(len(asked))]:
+    if not re.fullmatch("s?u(au)*a?", "".join(role[0] for role, _ in turns)):  # by initials
         raise TurnsError("roles out of turn", value)
     return turns
 
 
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
-    found = [turn[name] for name in names if turn.get(name) is not None]
-    return next(filter(None, found), found[0] if found else None)
+    found = (turn[name] for name in names if turn.get(name) is not None)
+    return max(found, key=bool, default=None)
+
+
+def read_example(value: object, notes: Counter[str]) -> list[Turn]:
+    """The turns of a conversation to learn from, a list or its JSON. TurnsError if it is no such
+    list, or a model must not learn each of its answers: a row cannot say so (`targets_of`)."""
+    if isinstance(value, str | bytes):
+        with suppress(ValueError, RecursionError):  # the latter: nested too deeply
+            value = json.loads(value)
+    turns = read_turns(value)
+    for (role, text), turn in zip(turns, value):
+        if role != "system" and not text.strip():
+            raise TurnsError("an empty question or answer", value)
+        if role == "assistant" and any(turn.get(name) not in (None, 1) for name in WEIGHTS):
+            raise TurnsError(f"an answer that is not to be learned ({' '.join(WEIGHTS)})", value)
+    notes.update(
+        f"turns with {name!r} beside their content, which is not learned"
+        for turn in value
+        for name in turn
+        if turn[name] and BESIDE.match(name)
+    )
+    return turns
 
 
 def marks(tokenizer) -> tuple[int, int, int]:
@@ -118,19 +145,19 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
     between exchanges, and each piece begins with the system text and a question. An exchange longer
     than a row loses the end of its answer with its <|end|>, so it does not teach to stop there."""
     assistant = marks(tokenizer)[1]
-    system, asked = (turns[:1], turns[1:]) if turns[0][0] == "system" else ([], turns)
+    system = [turn for turn in turns if turn[0] == "system"]
+    asked = turns[len(system) :]
     piece = []
-    for i in range(0, len(asked) - 1, 2):
-        exchange = asked[i : i + 2]
+    for exchange in zip(asked[::2], asked[1::2]):
         ids = encode([*([] if piece else system), *exchange], tokenizer)
-        if piece and 1 + len(piece) + len(ids) > row_len:
+        if piece and len(piece) + len(ids) >= row_len:  # BOS has a place as well
             yield piece
             piece = []
             ids = encode([*system, *exchange], tokenizer)
             notes[CUT] += 1
         before = ids.index(assistant) + 1  # ids before the answer
         notes[ANSWERS] += len(ids) - before
-        if 1 + len(ids) <= row_len:
+        if len(ids) < row_len:
             piece += ids
             continue
         if 1 + before < row_len:

@@ -157,11 +157,9 @@ def list_units(source: Source, folder: Path) -> tuple[list[dict], dict]:
     data folder: so a job goes on with the revision that it began with."""
     path = disk.inside(folder, f".units/remote-{digest(repr(source))}.json")
     if source.remote:
-        with suppress(DataError, LookupError, TypeError):  # none yet, or damaged
-            listing = disk.read_json(path)  # a TypeError below: its values are of other types
-            kept = listing["facts"]
-            facts = {name: kept[name] for name in ("revision", "shards") if name in kept}
-            return [{**unit} for unit in listing["units"]], facts
+        with suppress(DataError):  # none yet, or damaged
+            listing = disk.read_json(path)
+            return listing["units"], listing["facts"]
     units, facts = sources.list_units(source)
     sources.probe(source, units)
     if source.remote:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from config import LARGEST, PRESETS, Local, UsageError, find_preset
+from config import LARGEST, Local, UsageError
 from machinery import cli
 from machinery.output import printable, say
 from machinery.shards import Manifest, damaged
@@ -35,10 +35,8 @@ class ShowConfig:
 
 
 def show(argv: list[str]) -> int:
-    """`show [PRESET] [--option value ...]`: print one row, or the tokens of a text."""
+    """`show [PRESET or NAME] [--option value ...]`: print one row, or the tokens of a text."""
     name, options = cli.first_word(argv)
-    if not find_preset(name):
-        cli.lookup("preset", name, PRESETS)
     config = cli.read_options(ShowConfig(f"data/{name}"), options, f"prepare_data.py show {name}")
     manifest = Manifest.load(config.data_dir, name)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
@@ -86,8 +84,9 @@ def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iter
         )
     starts = np.flatnonzero(ids == manifest.bos_id)
     for part in np.split(ids, starts[starts > 0]):
-        if part.tolist() != [manifest.bos_id]:  # else it fills a place that no document fits
-            yield len(part), tokenizer.decode(i for i in part.tolist() if i != manifest.bos_id)
+        said = part[part != manifest.bos_id].tolist()
+        if said:  # else its BOS fills a place that no document fits
+            yield len(part), tokenizer.decode(said)
 
 
 def describe(manifest: Manifest, tokenizer: Tokenizer, split: str, n: int) -> Iterator[str]:

@@ -29,7 +29,6 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from config import UsageError
@@ -90,8 +89,7 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     if os.path.exists(spec):  # a=b.txt
         name = None
         text = spec
-    word, _, fields = text.partition("#")
-    source = of_python(word, fields) or of_path(text) or of_hub(word, fields)
+    source = INSTALLED.get(text) or of_path(text) or of_hub(text)
     if source is None:
         raise UsageError(
             "a source is a path that is there, or stdlib, stdlib+site, chats:stdlib, files:PATH, "
@@ -102,15 +100,6 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     name = name.encode()[:200].decode(errors="ignore")
     unpinned = spec.replace(f"@{source.revision}", "") if source.revision else spec
     return replace(source, name=name, encoding=encoding, spec=public(unpinned))
-
-
-def of_python(word: str, fields: str) -> Source | None:
-    """'stdlib' -> the library of this Python."""
-    if fields and word in INSTALLED:
-        raise UsageError(
-            f"{word} has no fields; leave out #{fields}, or name a folder: files:{word}#{fields}"
-        )
-    return INSTALLED.get(word)
 
 
 def of_path(text: str) -> Source | None:
@@ -126,8 +115,9 @@ def of_path(text: str) -> Source | None:
     return Source(Path(place).stem, "files", os.path.abspath(place), *fields_of(fields))
 
 
-def of_hub(word: str, fields: str) -> Source | None:
-    """'hf:REPO:CONFIG:SPLIT@REVISION' or 'hf:URL' -> a dataset."""
+def of_hub(text: str) -> Source | None:
+    """'hf:REPO:CONFIG:SPLIT@REVISION#FIELD' or 'hf:URL' -> a dataset."""
+    word, _, fields = text.partition("#")
     found = re.fullmatch(r"hf:(.*://.*|[^:@]+)(?::([^:@]*))?(?::([^@]*))?(?:@(.*))?", word)
     if found is None:
         return None
@@ -168,25 +158,29 @@ def find_place(text: str) -> tuple[str, str] | None:
     a # or a bracket. None if nothing is there."""
     path = text
     while path:
-        for place in (path, os.path.expanduser(path)):
-            matches = glob.iglob(as_pattern(place), recursive=True)
-            if os.path.exists(place) or next(matches, None):
-                return place, text[len(path) + 1 :]
+        place = os.path.expanduser(path)
+        if any(matches(place)):
+            return place, text[len(path) + 1 :]
         path = path.rpartition("#")[0]
     return None
 
 
-def literal_part(place: str) -> tuple[Path, Path]:
+def literal_part(place: str | Path) -> tuple[Path, str]:
     """'notes [1]/*.txt' -> the folder 'notes [1]', as it is there, and '*.txt'."""
     path = Path(os.path.abspath(place))
     root = next(p for p in (path, *path.parents) if os.path.lexists(p))
-    return root, path.relative_to(root)
+    return root, str(path.relative_to(root))
 
 
-def as_pattern(place: str) -> str:
-    """For glob: folders that are there stand for themselves."""
+def matches(place: str | Path) -> Iterator[Path]:
+    """What a path or pattern names, perhaps twice. Beside *, **, ? and [, a pattern may have {c,h}:
+    c, h, C or H. Folders that are there stand for themselves, whatever is in their names."""
     root, rest = literal_part(place)
-    return os.path.join(glob.escape(str(root)), rest)
+    pattern = Path(glob.escape(str(root))) / rest
+    yield from map(Path, glob.iglob(str(pattern), recursive=True))
+    braces = re.search(r"\{([^{}]*)\}", rest)
+    for word in f"{braces[1]},{braces[1].upper()}".split(",") if braces else []:
+        yield from matches(root / rest.replace(braces[0], word, 1))
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:
@@ -245,7 +239,7 @@ def _all_of(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[cha
             notes["empty documents"] += 1
         elif document is not None and source.conversations:
             try:
-                document = chat.read_turns(document)
+                document = chat.read_example(document, notes)
             except chat.TurnsError as error:
                 notes.leave_out(f"conversations left out, with {error.reason}", document)
                 document = None
@@ -312,7 +306,7 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
     for name, path in found.items():
         if name.encode("utf-8", "ignore").decode() != name:  # other bytes are read as surrogates
             raise UsageError(f"the name of {str(path)!r} is not UTF-8; rename the file")
-        if source.named and source.local and kind_of(name) not in RECORDS:
+        if source.named and kind_of(name) not in RECORDS:
             raise UsageError(
                 f"{path} is plain text, which has no field {source.fields[0]!r}; leave out the #, "
                 f"or name files of records ({' '.join(RECORDS)})"
@@ -342,18 +336,17 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         if not found:
             raise UsageError(
                 f"files:{place} has no file that ends in {' '.join(kinds)} (or these and "
-                f"{' '.join(reading.COMPRESSIONS)}); name others with a pattern, "
-                "'files:FOLDER/**/*.html', or records by a #FIELD"
+                f"{' '.join(reading.COMPRESSIONS)}), but {unread(place, skipped) or 'none at all'}"
             )
     elif place.is_file():  # a pipe is not: it can be read only once
         found = {place.name: place}
     else:
-        root, rest = literal_part(str(place))
+        root, _ = literal_part(place)
         for parent in (p for p in place.parents if p.is_relative_to(root)):
-            for folder in map(Path, glob.glob(f"{as_pattern(str(parent))}/", recursive=True)):
+            for folder in filter(Path.is_dir, matches(parent)):
                 os.scandir(folder).close()  # raises for a locked folder, which glob would skip
         found = {}
-        for path in map(Path, glob.glob(as_pattern(str(place)), recursive=True)):
+        for path in {*matches(place)}:
             if path.is_file():
                 found[path.relative_to(root).as_posix()] = path
             elif not path.is_dir():
@@ -363,6 +356,14 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         if not found:
             raise UsageError(f"files:{place}: no such file or folder")
     return found
+
+
+def unread(place: str | Path, kinds: dict[str, int]) -> str:
+    """What a folder has beside the files that are read, by kind, and the pattern that names it."""
+    counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
+    endings = ",".join(kind for kind in kinds if kind.startswith("."))
+    pattern = shlex.quote(f"files:{place}/**/*{{{endings}}}")
+    return f"{counts}; a pattern names them: {pattern}" if endings else counts
 
 
 def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path]:
@@ -429,19 +430,14 @@ def _local_documents(source: Source, unit: dict, notes: Notes):
 
 @contextmanager
 def _reachable(source: Source) -> Iterator[None]:
-    """An error of the Hub's library becomes one sentence: UsageError for the name of a repository,
-    revision, configuration or split that is not there, else DataError."""
+    """An error of the Hub's library becomes one sentence, a DataError: for a name that is not
+    there, as for a network that is down."""
     try:
         yield
     except Exception as error:
-        where = f"hf:{source.place}"
-        names = "(Dataset|Repository|Revision|DataFiles)NotFound"
-        wrong_name = re.search(names, type(error).__name__)
-        # what `datasets` raises for others; a damaged file is an ArrowException, some ValueErrors
-        wrong_value = isinstance(error, LookupError | ImportError | ValueError)
-        if wrong_name or (wrong_value and not isinstance(error, pa.ArrowException)):
-            raise UsageError(f"{where}: {reason_of(error)}") from None
-        raise DataError(f"{where} cannot be read ({reason_of(error)}); {AGAIN}") from None
+        raise DataError(
+            f"hf:{source.place} cannot be read ({reason_of(error)}); mend its name, or {AGAIN}"
+        ) from None
 
 
 def _hf_load(source: Source):

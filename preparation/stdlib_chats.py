@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3"}  # folders
 SYSTEM = "Answer about Python's standard library."
-# {topic: [(question, answer), ...]}. The first question names what the conversation is about.
-FIRST = {
+# {topic: [(question, answer), ...]}. Each of the first three names what a conversation is about.
+FORMS = {
     "what": [("What does {name} do?", "{line}"), ("What is {name} for?", "{line}")],
     "name": [
         ("What is it called? {line}", "It is called {name}."),
@@ -25,8 +25,6 @@ FIRST = {
         ("Which arguments does {name}({arguments}) take?", "It takes {listed}."),
         ("What do I pass to {name}({arguments})?", "You pass {listed}."),
     ],
-}
-LATER = {
     "kind": [("Is it a function or a class?", "{name} is a {kind}.")],
     "where": [("Where is it?", "It is in {module}."), ("In which module?", "In {module}.")],
     "again": [("What was its name again?", "Its name is {name}.")],
@@ -95,17 +93,15 @@ def facts_of(node: ast.AST, module: str) -> dict[str, str] | None:
 
 def conversation(facts: dict[str, str], rng: random.Random) -> list[dict[str, str]]:
     """Perhaps a greeting or two, a first question, some others, perhaps thanks."""
-    is_function = facts["kind"] == "function"
-    first = rng.choice(["what", "name", *["arguments"] * (2 * is_function)])
+    first = rng.choice(["what", "name"] + ["arguments"] * 2 * (facts["kind"] == "function"))
     others = ["kind", "where", "again"] + ["count"] * (first == "arguments")
-    topics = [FIRST[first], *(LATER[topic] for topic in others if rng.random() < 0.5)]
-    exchanges = [rng.choice(forms) for forms in topics]
+    topics = [first, *(topic for topic in others if rng.random() < 0.5)]
+    exchanges = [rng.choice(FORMS[topic]) for topic in topics]
     if rng.random() < 0.2:
         exchanges = rng.sample(GREETINGS, rng.randint(1, 2)) + exchanges
     if rng.random() < 0.15:
         exchanges.append(rng.choice(THANKS))
-    turns = [{"role": "system", "content": SYSTEM}] if rng.random() < 0.1 else []
+    turns = [("system", SYSTEM)] * (rng.random() < 0.1)
     for question, answer in exchanges:
-        for role, text in (("user", question), ("assistant", answer)):
-            turns.append({"role": role, "content": text.format(**facts)})
-    return turns
+        turns += [("user", question), ("assistant", answer)]
+    return [{"role": role, "content": text.format(**facts)} for role, text in turns]

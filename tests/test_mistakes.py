@@ -126,7 +126,7 @@ prepare_data.py tiny
     --source files:nowhere => nowhere
     --source wikipedia => wikipedia | stdlib
     --source files:{data} => files:/ | .txt
-    --source stdlib#body => stdlib has no fields
+    --source stdlib#body => a source is a path | 'stdlib#body'
     --encoding utf-16 => --encoding utf-16 is none
     --encoding klingon => --encoding klingon is none
     --encoding rot13 => --encoding rot13 is none

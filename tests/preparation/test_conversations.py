@@ -19,7 +19,7 @@ from config import UsageError
 from machinery import checkpoint
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
-from preparation import chat, sources, stdlib_chats
+from preparation import chat, stdlib_chats
 from tokenizer import Tokenizer
 
 pytest_plugins = ["chat_helpers"]
@@ -75,12 +75,34 @@ def test_what_counts_follows_from_the_ids_alone(tokenizer):
         assert counted(ids) == counts[1:], turns
 
 
-def test_all_of_a_row_of_text_counts_and_filler_does_not():
-    rows = np.array([[0, 7, 8, 0, 9], [1, 7, 3, 2, 8], [0, 2, 3, 0, 0]], np.uint16)
-    no = data.IGNORED
-    expected = [[7, 8, 0, 9], [no, no, no, 8], [no, 3, no, no]]
-    assert data.targets_of(rows, (1, 2, 3)).tolist() == expected
-    assert data.targets_of(rows).tolist() == rows[:, 1:].tolist()
+ASKED = {"role": "user", "content": "q", "weight": 0}
+ANSWER = {"role": "assistant", "content": "a", "train": True, "loss": None, "reasoning": None}
+NOT_LEARNED = """{"content": ""}
+{"content": " \\t", "tool_calls": [1]}
+{"content": [{"type": "text", "text": ""}]}
+{"weight": 0}
+{"train": false}
+{"training": false}
+{"loss": 0.0}"""
+BESIDE = '{"thinking": "hm", "reasoning_content": "hm", "tool_calls": []}'
+
+
+def test_an_answer_that_is_not_to_be_learned_costs_its_conversation():
+    """What a question says of its weight is nothing; what is beside an answer is counted."""
+    turns = lambda answer: [ASKED, ANSWER, ASKED, ANSWER | json.loads(answer)]
+    for answer in NOT_LEARNED.splitlines():
+        with pytest.raises(chat.TurnsError, match="an empty|not to be learned"):
+            chat.read_example(turns(answer), Counter())
+    notes = Counter()
+    assert len(chat.read_example(turns(BESIDE), notes)) == 4
+    assert [*notes.values()] == [1, 1]
+
+
+def test_all_of_a_row_of_text_counts():
+    """Beside rows of conversations, and where there are none."""
+    rows = np.array([[0, 7, 8, 0, 9]], np.uint16)
+    for marks in ((1, 2, 3), ()):
+        assert data.targets_of(rows, marks).tolist() == rows[:, 1:].tolist()
 
 
 def slow_pieces(turns, tokenizer, row_len):
@@ -168,8 +190,6 @@ def test_conversations_of_the_standard_library():
     assert all(name in takes for name in ("first", "second", "*rest"))
     assert "numbers" in answers["What do I pass to add_all(numbers)?"]
     assert answers["What does add do?"] == "Return the sum of all numbers."
-    source = sources.parse("chats:stdlib")
-    assert source.conversations and source.installed and not source.remote
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,11 @@ import codecs
 import contextlib
 import errno
 import gzip
+import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -421,11 +423,13 @@ def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_pat
 
 # ------------------------------------------------------------------------------ the formats
 def test_parquet_is_read_by_its_row_groups_and_from_the_hub(tmp_path):
-    """Text, its bytes, or conversations. The other formats: test_reading.py."""
+    """Text, its bytes, or conversations, which may be JSON. The other formats: test_reading.py."""
     texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 150))
     chats = [[{"from": "user", "value": text}] for text in texts]
-    for column in ([t.encode() for t in texts], texts):
-        write_parquet(tmp_path / "d.parquet", 20, text=column, messages=[*chats[1:], []])
+    lists = [[], *chats[1:]]
+    said = ["", *map(json.dumps, chats[1:])]
+    for column, turns in (([t.encode() for t in texts], lists), (texts, said)):
+        write_parquet(tmp_path / "d.parquet", 20, text=column, messages=turns)
         for kind in ("files:", "hf:file://"):
             place = f"{kind}{tmp_path}/d.parquet"
             assert documents_of(place) == (sorted(texts), {})
@@ -520,7 +524,7 @@ def chat_set(tmp_path, monkeypatch) -> str:
 def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
     for end, split in (("", "train"), ("::train_sft", "train_sft"), (":default:train", "train")):
         assert documents_of(chat_set + end)[0] == [f"{split} {i}" for i in range(5)]
-    with pytest.raises(UsageError, match="nothere.*train_sft"):
+    with pytest.raises(errors.DataError, match="nothere.*train_sft.* name"):
         documents_of(f"{chat_set}::nothere")
     options = {"data_dir": str(tmp_path / "d"), "tokens": "1M", "vocab_size": 400, "row_len": 9}
     jobs = [job.plan_job(DataConfig((chat_set + end,), **options)) for end in ("", "::train_sft")]
@@ -544,7 +548,10 @@ def test_specs():
     assert found == ("math", "Org/set", "four", "abc", ("q", "a"))
     hf = parse("hf:Org/set::train_sft@refs/pr/1")
     assert (hf.name, hf.config, hf.split, hf.revision) == ("set", None, "train_sft", "refs/pr/1")
-    for bad in ("", "files:", "http://x", "std", "x:60=stdlib"):
+    hf = parse("hf:https://me:hunter2@host/x.parquet?sig=hunter2")
+    assert "hunter2" in hf.place  # it is needed to read it, but kept nowhere
+    assert (hf.name, hf.spec) == ("x.parquet", "hf:https://host/x.parquet")
+    for bad in ("", "files:", "http://x", "std", "x:60=stdlib", "stdlib#text"):
         with pytest.raises(ValueError, match="a path that is there, or"):
             parse(bad)
 
@@ -557,9 +564,8 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
         assert job.plan_job(config).key == key
     [listing] = (tmp_path / ".units").iterdir()
-    for damaged in ("5", "{", "{}"):
-        listing.write_text(damaged)
-        assert job.plan_job(config).key == key
+    listing.write_text("{")  # damaged
+    assert job.plan_job(config).key == key
     found = [{"shard": 0, "of": 1}], {"revision": "abc", "shards": 1}
     hub = dict(_hf_units=lambda source: found, probe=mock.DEFAULT)
     with mock.patch.multiple(sources, **hub):  # its revision may be named
@@ -587,6 +593,22 @@ def test_case_22_a_source_that_stays_away(monkeypatch):
     source = sources.parse("hf:http://127.0.0.1:1/a.parquet")
     with pytest.raises(errors.DataError, match=source.place):
         list(sources.documents(source, {"shard": 0, "of": 1}, Notes()))
+
+
+def test_a_folder_says_what_else_is_in_it_and_the_pattern_that_reads_it(tmp_path):
+    folder = tmp_path / "it's {c,h} [1]"
+    folder.mkdir()
+    for ending in ("c", "h", "R"):
+        (folder / f"a.{ending}").write_text(ending)
+    (folder / "Makefile").touch()
+    with pytest.raises(UsageError, match=r"1 \.h.* names them") as error:
+        documents_of(f"files:{folder}")
+    write_texts(folder / "texts", 60)
+    note = prepare_tiny(tmp_path / "d", "--source", f"x=files:{folder}")
+    for said in (str(error.value), note):
+        (spec,) = shlex.split(re.search("names them: (.*)", said)[1])
+        assert documents_of(spec)[0] == ["R", "c", "h"], said
+    assert documents_of(f"files:{folder}/{{.,no}}/*.{{c,md}}")[0] == ["c"]
 
 
 # --------------------------------------------------------------------- case 25: bad text
@@ -711,6 +733,7 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet", text=texts_of(jsonl))
     hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
     assert "--tokens 2B" in refusal(tmp_path / "d", *hub)
+    assert "a.parquet twice" in refusal(tmp_path / "d", *hub, "--tokens", "1M", "--dedup", "exact")
     assert not (tmp_path / "d").exists()
     much = ("--tokens", "900T")
     assert "1,890,000,000.000 MB" in refusal(tmp_path / "d", *hub, *much, code=6)  # 5% of slack
@@ -818,13 +841,6 @@ def test_a_start_removes_nothing_of_others(jsonl, tmp_path):
     assert [name for name in left.split() if (folder / name).exists()] == []
 
 
-def test_a_token_in_the_url_of_a_dataset_is_kept_nowhere():
-    """Neither in the manifest, a model card, nor in the name of the source, a folder's."""
-    source = sources.parse("hf:https://me:hunter2@host/x.parquet?sig=hunter2")
-    assert "hunter2" in source.place  # it is needed to read it
-    assert (source.name, source.spec) == ("x.parquet", "hf:https://host/x.parquet")
-
-
 # ------------------------------------------------------------------------------ duplicates: --dedup
 def write(path, texts) -> str:
     write_lines(path, [{"text": text} for text in texts])
@@ -847,9 +863,3 @@ def test_a_preparation_leaves_duplicates_out(tmp_path):
     size = sum(by_source["texts"].bytes for by_source in facts.splits.values())
     assert size == sum(len(text.encode()) for text in set(texts))
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
-
-
-def test_a_source_that_must_be_downloaded_is_refused():
-    config = DataConfig(("hf:some/data",), tokens="1M", dedup="exact")
-    with pytest.raises(UsageError, match="hf:some/data"):
-        job.plan_job(config)
