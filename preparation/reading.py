@@ -192,7 +192,7 @@ def refuse(path: Path, start: bytes) -> None:
             raise DataError(f"{path}: {fault}")
     start = start[:4096]
     controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x0e\x0f\x1b" for byte in start)
-    if 16 * controls > len(start):
+    if 16 * controls > max(len(start), 512):
         raise DataError(
             f"{path}: binary, or UTF-16 without its mark; convert or remove it (unpack an archive: "
             "tar xf, and name the folder; save an old .doc as text, an .xls as CSV; what is only "

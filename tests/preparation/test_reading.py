@@ -67,7 +67,6 @@ FORMATS = {
     "A.JSONL.BZ2": bz2.compress(lines(*ROWS)),
     "a.jsonl.zst": zstandard.compress(lines(*ROWS)),
     "a.csv": CSV,
-    "b.csv": codecs.BOM_UTF8 + CSV.replace(b",", b";").replace(b"\n", b"\r\n"),
     "a.tsv.gz": gzip.compress(CSV.replace(b",", b"\t")),
 }
 
@@ -93,7 +92,7 @@ def test_a_field_of_plain_text_is_refused(tmp_path):
 
 TABLES = {  # what a table holds -> its documents
     'text,n\n"a, b\nc",1\n"say ""hi""",2\nshort\n,4\n': ["a, b\nc", 'say "hi"', "short"],
-    "\n\ntext;title\n" + "um, dois, três;x\n" * 3: ["um, dois, três"] * 3,
+    "\ufeff\r\n\r\ntext;title\r\num, dois, três;x\r\n": ["um, dois, três"],
     "text\none, two\tthree; four\n": ["one, two\tthree; four"],
     "id,text\n1,whole\n0,hello there, tail\n": ["whole"],
     'id,text\n1," a"\n0, "a\n, b"\n': [" a", "a\n, b"],
@@ -116,7 +115,6 @@ DAMAGED_TABLES = {  # and the line that the error names
     "text,text\na,b\n": "two of its columns",
     "id,text\n0,hello there, tail\n1,whole\n2,and, one\n": "line 2: no record",
 }
-MAY_BE_CELLS = ['a\ttext\n1\tone\n2\t"a\nb"\n', 'text\none\n\n"a\nb"\n']
 
 
 def test_cells_hold_what_they_hold(tmp_path):
@@ -131,7 +129,7 @@ def test_cells_hold_what_they_hold(tmp_path):
     for text, where in DAMAGED_TABLES.items():
         path.write_text(text)
         refuses(f"files:{path}", f"a.csv.*{where}")
-    for text in MAY_BE_CELLS:
+    for text in ('a\ttext\n1\tone\n2\t"a\nb"\n', 'text\none\n\n"a\nb"\n'):
         tsv.write_text(text)
         refuses(f"files:{tsv}", r"line \d: a quotation .* is a .csv: rename it")
         assert documents_of(f"files:{tsv.rename(path)}")[0] == ["a\nb", "one"]
@@ -157,7 +155,6 @@ def test_what_is_no_text_is_named_among_records(tmp_path):
         ("a.docx", b"PK\3\4", "document .*pandoc -t plain .* CSV; unzip any other"),
         ("a.tar.gz", gzip.compress(b"a.txt" + bytes(500) + b"text" * 999), "binary.*tar xf"),
         ("a.jsonl", b'[{"text": "a"}]', "in a .json one of an array"),
-        ("b.jsonl", lines({"text": [1]}), "no text that can be used.*holds a list"),
         ("a.json", b'{\n "data": [{"text": "a"}]\n}', "line 1: no record, .*on a line of its own"),
     ):
         (tmp_path / name).write_bytes(content)
@@ -165,8 +162,6 @@ def test_what_is_no_text_is_named_among_records(tmp_path):
     far = pa.table({"text": pa.array([2**62] * 3, pa.timestamp("us"))})
     pq.write_table(far, tmp_path / "a.parquet")
     refuses(f"files:{tmp_path}/a.parquet", "a.parquet: cannot be read")
-    (tmp_path / "empty.txt.gz").touch()
-    refuses(f"files:{tmp_path}/*.txt.*", "1 empty files", UsageError)
 
 
 # one of many => the note, and the document it gives
@@ -342,9 +337,6 @@ def test_one_text_many_times_cannot_be_held_out(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(*[text] * 3000))
     done = prepare(tmp_path / "d", "--source", f"files:{tmp_path}/a.jsonl")
     assert done.returncode == 2 and "there is only one text" in done.stderr
-    (tmp_path / "a.jsonl").write_bytes(lines(*[text, {"text": "Another. " * 9}] * 3000))
-    done = prepare(tmp_path / "d", "--source", f"files:{tmp_path}/a.jsonl")
-    assert done.returncode == 0 and "\r" not in done.stderr  # a log has no progress bar
 
 
 # --------------------------------------------------------------------------------- conversations
