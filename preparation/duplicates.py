@@ -5,20 +5,17 @@ documents a unit leaves out is then part of the unit. Lesson 35 finds those that
 well. Next: sources.py, `documents` leaves them out.
 """
 
-import hashlib
 from concurrent.futures import Executor
 from dataclasses import replace
 
+import data
 from preparation.job import Job, UnitId, task_of, texts
 from preparation.reading import Notes
 
 
-def hashes_of(job: Job, unit: UnitId) -> list[bytes]:
-    """16 bytes for each document of a unit: the same for equal texts."""
-    return [
-        hashlib.blake2b(text.encode(), digest_size=16).digest()
-        for text in texts(job, unit, Notes())
-    ]
+def hashes_of(job: Job, unit: UnitId) -> list[int]:
+    """64 bits for each document of a unit: the same for equal texts of one source."""
+    return [data.hash64(f"{unit[0]} {text}") for text in texts(job, unit, Notes())]
 
 
 def without_duplicates(job: Job, executor: Executor) -> Job:
@@ -27,15 +24,14 @@ def without_duplicates(job: Job, executor: Executor) -> Job:
     stays, so the first units of a source have no duplicates either."""
     if job.config.dedup == "none":
         return job
-    tasks = [task_of(job, unit) for unit in job.units]
-    seen = [set() for _ in job.sources]
+    tasks = (task_of(job, unit) for unit in job.units)
+    seen = set()
     units = {}
-    for (_, unit), hashes in zip(tasks, executor.map(hashes_of, *zip(*tasks))):
-        earlier = seen[unit[0]]
+    for unit, hashes in zip(job.units, executor.map(hashes_of, *zip(*tasks))):
         duplicates = set()
-        for i, digest in enumerate(hashes):
-            if digest in earlier:
+        for i, value in enumerate(hashes):
+            if value in seen:
                 duplicates.add(i)
-            earlier.add(digest)
+            seen.add(value)
         units[unit] = job.units[unit] | {"duplicates": duplicates}
     return replace(job, units=units)

@@ -16,8 +16,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 
-from tqdm import tqdm
-
 from config import DataConfig
 from machinery import cli, disk, shards
 from machinery.errors import DataError
@@ -69,33 +67,20 @@ def run_units(job: Job, executor: Executor, slots: int) -> dict[UnitId, Unit]:
     """Do the unfinished units, `slots` at once; returns those that have the tokens wanted."""
     found = {unit: finished(job, unit) for unit in job.units}
     done = {unit: result for unit, result in found.items() if result}
-    tokens = sum(result.tokens for result in done.values())
-    check_room(job, tokens)
+    check_room(job, sum(result.tokens for result in done.values()))
     running = {}  # a future -> its unit
     said = time.monotonic()
-    with tqdm(
-        desc="prepare",
-        total=job.tokens or None,
-        initial=tokens,
-        unit="tok",
-        unit_scale=True,
-        disable=None,
-    ) as bar:
-        while True:
-            while len(running) < slots and (unit := next_unit(job, done, running)):
-                running[executor.submit(work, *task_of(job, unit))] = unit
-            bar.set_postfix_str(f"{len(done)} of {len(job.units)} units")
-            if not running:
-                return {unit: done[unit] for unit in wanted_units(job, done)}
-            if bar.disable and time.monotonic() > said + 60:  # a log, not a terminal
-                said = time.monotonic()
-                say(f"prepare   {len(done)} of {len(job.units)} units, {tokens:,} tokens")
-            ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in ended:
-                result = future.result()
-                done[running.pop(future)] = result
-                tokens += result.tokens
-                bar.update(result.tokens)
+    while True:
+        while len(running) < slots and (unit := next_unit(job, done, running)):
+            running[executor.submit(work, *task_of(job, unit))] = unit
+        if not running:
+            return {unit: done[unit] for unit in wanted_units(job, done)}
+        if time.monotonic() > said + 30:
+            said = time.monotonic()
+            say(f"prepare   {len(done)} of {len(job.units)} units")
+        ended, _ = wait(running, timeout=30, return_when=FIRST_COMPLETED)
+        for future in ended:
+            done[running.pop(future)] = future.result()
 
 
 def wanted_units(job: Job, done: dict) -> Iterator[UnitId]:
@@ -103,8 +88,8 @@ def wanted_units(job: Job, done: dict) -> Iterator[UnitId]:
     is not done counts as the mean of those that are, or, if none is, as a 16th of the tokens."""
     for source, share in enumerate(job.shares):
         units = units_of(job, source)
-        known = [done[unit].tokens for unit in units if unit in done]
-        guess = sum(known) / len(known) if known else job.tokens / 16
+        known = [done[unit].tokens for unit in units if unit in done] or [job.tokens / 16]
+        guess = sum(known) / len(known)
         have = 0.0
         target = job.tokens * share / sum(job.shares) or float("inf")  # 0: all
         for unit in units:
@@ -128,5 +113,5 @@ def check_room(job: Job, done_tokens: int) -> None:
         tokens = min(tokens or float("inf"), job.bytes / 2.5)
     elif not tokens:
         say("the size of a Hub source is unknown: room not checked", file=sys.stderr)
-    need = max(0.0, tokens - done_tokens) * width
+    need = (tokens - done_tokens) * width
     disk.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")

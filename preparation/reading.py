@@ -14,6 +14,7 @@ import itertools
 import json
 import lzma
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -41,27 +42,49 @@ RECORDS = [*IN_A_FOLDER, ".json", ".csv", ".tsv"]  # read by their fields, as pl
 TURNS = ("messages", "conversations", "conversation")  # fields that hold a list of turns
 ICONV = """UTF-16; to convert them:
 for f in {}; do iconv -f UTF-16 -t UTF-8 "$f" > "$f.new" && mv "$f.new" "$f"; done"""
-POINTERS = {  # what stands in a checkout for a file that was not fetched
+NOT_TEXT = {  # how a file begins -> what it is, and what to do
     b"version https://git-lfs.": "a pointer of Git LFS; fetch the file: git lfs pull",
     b"/annex/objects/": "a pointer of git-annex; fetch the file: git annex get .",
-}
-NOT_TEXT = POINTERS | {  # how a file begins -> what it is, and what to do
-    b"PK\3\4": "zip; unzip it, and name the folder",
+    b"PK\3\4": (
+        "zip; if it is a document (.docx, .odt, .epub), pandoc -t plain makes it text; a sheet "
+        "(.xlsx, .ods) is saved as CSV; unzip any other, and name the folder"
+    ),
+    b"{\\rtf": "RTF; make it text: pandoc -t plain, or textutil -convert txt, or save it as text",
     b"%PDF": "PDF; make it text, for example with pdftotext",
+    b"%!PS": "PostScript; make it text, for example with ps2ascii",
     codecs.BOM_UTF16_LE: ICONV,
     codecs.BOM_UTF16_BE: ICONV,
 }
-BLANK = codecs.BOM_UTF8 + b" \t\r\n"  # what may stand before the first bracket
+QUOTED = r'(?<![^\s,;|])"(?:[^"]|"")*"'  # a cell in quotes
+TOP_OF_TABLE = re.compile(  # blank lines, Excel's sep=; and the row that has the names
+    rf'\ufeff?(?:\s*[\r\n])?(?:"?sep=(?:\\t|(?P<sep>[^\\\]^]))"?[,;\s]*?[\r\n]+)?'
+    rf"(?P<names>(?:{QUOTED}|[^\r\n])*)",
+    re.IGNORECASE,
+)
+SHIFTED = re.compile(  # what 7-bit encodings have between ASCII: ISO-2022-JP, -KR and -CN; HZ
+    r"\x1b\$[@AB(][^\x1b\n]*|\x1b\$\).*|~\{(?:[!-w][!-}])+~\}", re.DOTALL
+)
 RECORD = (
     "a record is a JSON object on a line of its own, or in a .json one of an array; or a row of a "
-    "table, in which a cell with a separator needs quotes"
+    "table, in which a cell with a separator needs quotes; UTF-8, or what --encoding names"
 )
-BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, csv.Error)
-BROKEN += (pa.ArrowException, UnicodeDecodeError, OverflowError)  # a date beyond 9999
+BROKEN = (
+    OSError,
+    EOFError,
+    OverflowError,  # a date beyond 9999
+    RecursionError,  # JSON that is nested too deeply
+    json.JSONDecodeError,
+    csv.Error,
+    UnicodeDecodeError,
+    zlib.error,
+    lzma.LZMAError,
+    zstandard.ZstdError,
+    pa.ArrowException,
+)
 
 WITHOUT = "records without the field"
-NO_OBJECT = "records left out that are not JSON objects"
-MORE_CELLS = "rows left out, with more cells than the first line has names; a cell with a"
+NO_OBJECT = f"records left out that are not JSON objects of up to {LARGEST_LINE // MB} MB"
+MORE_CELLS = "rows left out, with more cells than there are names; in a .csv, a cell with a"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
 
@@ -146,10 +169,7 @@ def kind_of(name: str) -> str:
 def open_file(path: Path) -> BinaryIO:
     """A file of source text, open; decompressed as it is read. The user named it, so a link is
     followed; `find_files` lists no pipe and no device."""
-    decompressed = COMPRESSIONS.get(path.suffix.lower())
-    if decompressed is None or path.stat().st_size == 0:
-        return open(path, "rb")
-    return io.BufferedReader(decompressed(path), MB)
+    return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), io.FileIO)(path), MB)
 
 
 @contextmanager
@@ -158,23 +178,25 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        with suppress(OSError), open(path, "rb") as file:
-            refuse(path, file.read(32), POINTERS)  # too little to look binary
         reason = reason_of(error).replace(str(path), "...")
-        raise DataError(f"{path}: cannot be read ({reason}); repair, unlock or remove it") from None
+        raise DataError(
+            f"{path}: cannot be read ({reason}); repair, unlock or remove it; if it is a pointer, "
+            "fetch it (git lfs pull, git annex get .); if it is text, name its --encoding"
+        ) from None
 
 
-def refuse(path: Path, start: bytes, table: dict[bytes, str]) -> None:
-    """DataError if the beginning of a file shows that it is what the table has, or binary."""
-    for magic, fault in table.items():
+def refuse(path: Path, start: bytes) -> None:
+    """DataError if the beginning of a file shows that it is in NOT_TEXT, or binary."""
+    for magic, fault in NOT_TEXT.items():
         if start.startswith(magic):
             raise DataError(f"{path}: {fault}")
     start = start[:4096]
-    controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
+    controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x0e\x0f\x1b" for byte in start)
     if 16 * controls > max(len(start), 512):
         raise DataError(
-            f"{path}: binary, or UTF-16 without its mark; convert or remove it (what is compressed "
-            f"is read if its name ends in {' '.join(COMPRESSIONS)})"
+            f"{path}: binary, or UTF-16 without its mark; convert or remove it (unpack an archive: "
+            "tar xf, and name the folder; save an old .doc as text, an .xls as CSV; what is only "
+            f"compressed is read if its name ends in {' '.join(COMPRESSIONS)})"
         )
 
 
@@ -230,14 +252,12 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
 def decode(raw: bytes, notes: Notes, encoding: str = "utf-8") -> str:
     """Text of this encoding. Any other byte is read as Latin-1 and counted: nothing is lost."""
     notes.bytes += len(raw)
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError:
-        notes[f"documents with bytes that are not {encoding.upper()} (read as Latin-1)"] += 1
     text = raw.decode(encoding, errors="as_latin1")
     right = raw.decode(encoding, errors="ignore")
-    wrong = len(text) - len(right)
-    if wrong >= sum(character > "\x7f" for character in right) and 1000 * wrong >= len(text):
+    wrong = len(text) - len(right) + sum(map(len, SHIFTED.findall(right)))
+    if wrong:
+        notes[f"documents with text that is not {encoding.upper()} (read as Latin-1)"] += 1
+    if 1000 * wrong >= len(text) and wrong >= sum(character > "\x7f" for character in right):
         notes.foreign += len(raw)
     return text
 
@@ -270,14 +290,11 @@ def _plain_text(path, start, end, read, notes):
 
 
 def _parts(file):
-    """A compressed file, which may hold more than fits in memory: some MB at a time, up to the end
-    of a line or, if that is far, of a character."""
+    """A compressed file, which may hold more than fits in memory: some MB at a time, and up to the
+    end of the line."""
     more = True
     while more:
-        raw = file.read(LARGEST_UNIT) + file.readline(LARGEST_UNIT)
-        for _ in range(3):  # a character has at most 3 more bytes
-            if b"\x80" <= file.peek(1)[:1] <= b"\xbf":
-                raw += file.read(1)
+        raw = file.read(LARGEST_UNIT) + file.readline()
         more = file.peek(1)
         yield raw
 
@@ -291,8 +308,7 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
     while (part := file.readline(MB)) and not part.endswith(b"\n"):
         if is_text and file.tell() - position >= LARGEST_UNIT:
             file.seek(position)
-            begins = [i for i, byte in enumerate(file.read(4)) if not 0x80 <= byte <= 0xBF]
-            return position + min(begins, default=0)
+            return position + len(re.match(rb"[\x80-\xbf]{0,3}", file.read(3))[0])
     return file.tell()
 
 
@@ -305,8 +321,8 @@ def _text_records(path, kind, start, end, read, notes):
     DataError if it is most of what a file begins with: then it is no such file."""
     with open_file(path) as file:
         if kind in (".csv", ".tsv"):
-            records = _table_records(file, path, read)
-        elif kind == ".json" and file.peek(4096).lstrip(BLANK)[:1] == b"[":
+            records = _table_records(file, path, kind, read)
+        elif kind == ".json" and re.match(rb"(\xef\xbb\xbf)?\s*\[", file.peek(4096)):
             records = _array_records(file, path, read)
         else:
             records = _line_records(file, path, start, end, read)
@@ -328,8 +344,6 @@ def load_json(text: str) -> object:
     """The value of a JSON text; an integer of more digits than Python reads (4,300) stays text."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
-        raise
     except ValueError:
         return json.loads(text, parse_int=str)
 
@@ -344,13 +358,11 @@ def _line_records(file, path, start, end, read):
         lines += 1
         place = f"line {lines:,}{f' after byte {start:,}' if start else ''}"
         text = read(line.removeprefix(codecs.BOM_UTF8))
-        if len(line) == LARGEST_LINE and not line.endswith(b"\n"):
-            yield f"lines left out, of more than {LARGEST_LINE // MB} MB", place, text
-            while not line.endswith(b"\n") and (line := file.readline(MB)):
-                pass
-        elif text.strip():
+        while not line.endswith(b"\n") and (line := file.readline(MB)):
+            pass  # the rest of a longer one, whose beginning is no JSON
+        if text.strip():
             record = None
-            with suppress(json.JSONDecodeError, RecursionError):  # the latter: nested too deeply
+            with suppress(ValueError, RecursionError):  # the latter: nested too deeply
                 record = load_json(text)
             yield record if isinstance(record, dict) else (NO_OBJECT, place, text)
 
@@ -363,41 +375,73 @@ def _array_records(file, path, read):
             f"{path} is an array of more than {LARGEST_ARRAY // MB} MB; jq -c '.[]' {path.name} > "
             f"{Path(path.stem).stem}.jsonl makes it lines"
         )
-    try:
-        records = load_json(read(raw.removeprefix(codecs.BOM_UTF8)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({reason_of(error)}); repair or remove it") from None
+    records = load_json(read(raw.removeprefix(codecs.BOM_UTF8)))
     for i, record in enumerate(records):
         yield record if isinstance(record, dict) else (NO_OBJECT, f"item {i:,}", record)
 
 
-def _table_records(file, path, read):
-    """The rows of a table, whose first line has the names of its columns."""
+def _table_records(file, path, kind, read):
+    """The rows of a table, whose first lines say how it is written.
+
+    In a .csv a cell that holds a separator, a line end or a quote has quotes around it. In a .tsv a
+    line is a row, so no cell holds the first two, and a quote is text: only those around a cell,
+    which many programs write there as well, are taken off."""
+    if re.match(rb'(?:"[^"]*"|[^"\r\n])+\r[^\r\n]', file.peek(4096)):  # CR alone: an old Mac's
+        file = io.BytesIO(file.read().replace(b"\r", b"\n"))
     lines = map(read, file)
-    header = next((line for line in lines if line.strip()), "").removeprefix("\ufeff")
-    separator = max("\t,;|", key=header.count)  # spreadsheets of some countries write a;b
-    if separator not in header:
-        separator = "\x1f"  # one column: whatever a line has
-    csv.field_size_limit(LARGEST_LINE)
-    # strict: no cell without its second quote
-    rows = csv.DictReader(itertools.chain([header], lines), delimiter=separator, strict=True)
-    names = rows.fieldnames or []
-    if len(set(names)) < len(names):
-        raise DataError(f"{path}: two of its columns have one name: {', '.join(names)[:200]}")
+    head = "".join(itertools.islice(lines, FIRST))
+    top = TOP_OF_TABLE.match(head)
+    how = _dialect(top, head)
+    names = next(csv.reader([top["names"]], **how), [])
+    _no_name_twice(path, [*filter(None, names)])
+    if kind == ".tsv" and how["delimiter"] in "\t\x1f":
+        how["quoting"] = csv.QUOTE_NONE
+    lines = itertools.chain(io.StringIO(head[top.end() :]), lines)
+    rows = csv.DictReader(lines, names, **how)
     try:
         for record in rows:
-            if None in record:
-                record = (
-                    f"{MORE_CELLS} {separator!r} needs quotes",
-                    f"line {rows.line_num:,}",
-                    record,
-                )
-            yield record
+            more = record.pop(None, ())
+            if any(more):
+                reason = f"{MORE_CELLS} {how['delimiter']!r} needs quotes"
+                yield reason, f"line {rows.line_num:,}", more
+            else:
+                yield _tsv_record(record) if "quoting" in how else record
     except csv.Error as error:
         raise DataError(
             f"{path}, in the row that begins on line {rows.line_num + 1:,}: {error}; a quote "
-            "within quotes is doubled"
+            "within quotes is doubled, and a table whose cells hold line ends is a .csv: rename it "
+            "(or it is in another encoding: name its --encoding)"
         ) from None
+
+
+def _dialect(top, head):
+    """How a table is written, as csv.reader takes it: what is between two cells, and whether a
+    space follows. top: the match of TOP_OF_TABLE."""
+    unquoted = re.sub(QUOTED, "", top["names"])
+    separator = top["sep"] or max("\t,;|", key=unquoted.count)  # some countries write a;b
+    if separator not in unquoted:
+        separator = "\x1f"  # one column: whatever a line has
+    spaced = re.search(rf'(?!\t)[{separator}] +"[^"{separator}\s]', head)
+    csv.field_size_limit(LARGEST_LINE)
+    # strict: no cell without its second quote
+    return {"delimiter": separator, "skipinitialspace": bool(spaced), "strict": True}
+
+
+def _tsv_record(record):
+    """The record without the quotes around cells. csv.Error if a quotation may go on in the next
+    line: then a row is short, or has no second cell by which to tell."""
+    cells = record.values()
+    if (None in cells or len(cells) < 2) and "".join(filter(None, cells)).count('"') % 2:
+        raise csv.Error("a quotation that may go over several lines")
+    return {
+        name: cell[1:-1].replace('""', '"') if re.fullmatch(QUOTED, cell or "") else cell
+        for name, cell in record.items()
+    }
+
+
+def _no_name_twice(path, names):
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: two of its columns are called {max(names, key=names.count)!r}")
 
 
 def _parquet_records(path, groups, fields):
@@ -406,14 +450,10 @@ def _parquet_records(path, groups, fields):
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         columns = [name for name in names if name in fields]
-        if len(set(columns)) < len(columns):
-            twice = max(columns, key=columns.count)
-            raise DataError(f"{path}: two of its columns are called {twice!r}")
-        if not columns:
-            for _ in range(sum(file.metadata.row_group(i).num_rows for i in groups)):
-                yield dict.fromkeys(names)
-            return
-        for batch in file.iter_batches(32, groups, columns=columns):  # each may have megabytes
+        _no_name_twice(path, columns)
+        for batch in file.iter_batches(
+            32, groups, columns=columns or names
+        ):  # each may have megabytes
             # as bytes: text that is not UTF-8 would raise in as_py
             cast = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
             yield from pa.RecordBatch.from_arrays(cast, batch.schema.names).to_pylist()

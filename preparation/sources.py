@@ -274,7 +274,7 @@ def probe(source: Source, units: list[dict]) -> None:
         raise UsageError(
             f"{notes.foreign / notes.bytes:.0%} of the first {notes.bytes:,} bytes of {where} are "
             f"not {source.encoding.upper()}; name their encoding, as in --encoding gb18030, big5, "
-            "cp1251 or cp1252"
+            "cp1251, cp1252, iso2022_jp or hz, or convert them: iconv -f ISO-2022-KR -t UTF-8"
         )
 
 
@@ -403,7 +403,7 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
                 yield name, i, i + 1, metadata.row_group(i).total_byte_size
             return
         with reading.open_file(path) as file:
-            reading.refuse(path, file.peek(4096), reading.NOT_TEXT)
+            reading.refuse(path, file.peek(4096))
     if path.suffix.lower() in reading.COMPRESSIONS or kind in (".json", ".csv", ".tsv"):
         yield name, 0, -1, size  # to its end
     else:
