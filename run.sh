@@ -6,7 +6,10 @@
 # bash run.sh eval                 install requirements-eval.txt; also store, scaling, cluster, course
 # Run again, each does only what is missing. Everything is installed in .venv, in this folder.
 set -euo pipefail
-cd "$(dirname "$0")"
+# What a shell or a cluster's modules export, by which cd, Python or pip would go elsewhere.
+unset CDPATH PYTHONPATH PYTHONHOME PYTHONSAFEPATH PIP_USER PIP_TARGET PIP_PREFIX
+file=$(readlink -f -- "$0")
+builtin cd -- "${file%/*}/"
 
 first=${1:-tiny}
 if [[ $first == -h || $first == --help ]]; then
@@ -40,8 +43,9 @@ of_first_gpu() {
   { timeout 20 nvidia-smi --query-gpu="$1" --format=csv,noheader 2> /dev/null || true; } | sed -n 1p
 }
 driver=$(of_first_gpu driver_version) capability=$(of_first_gpu compute_cap)  # 7.0 is a V100
-chosen=$(compgen -G ".venv/lib/python3*/site-packages/torch-*+*.dist-info") || chosen=
-if [[ $driver =~ ^([0-9]+)\. && -z $chosen ]]; then
+build=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("torch"))' \
+  2> /dev/null) || build=
+if [[ $driver =~ ^([0-9]+)\. && $build != *+* ]]; then
   major=${BASH_REMATCH[1]}
   if [ "$major" -lt 525 ]; then
     echo "error: driver $driver is too old for CUDA 12; install 525 or newer, preferably 580" >&2
@@ -57,37 +61,67 @@ if [[ $driver =~ ^([0-9]+)\. && -z $chosen ]]; then
   fi
 fi
 
-# install FILE: its packages into .venv, unless an identical file was installed before
-install() {
-  local wanted stamp quiet=--quiet
-  wanted=$(sed "s/^torch==2.13.0/$torch/" "$1")
-  stamp=.venv/${1//\//-}
-  if [ "$(cat "$stamp" 2> /dev/null || true)" = "$wanted" ]; then return; fi
-  if [ -t 1 ]; then quiet=; fi  # a terminal shows pip's progress bars
-  echo "installing $1 into .venv (PyTorch takes some GB)"
-  .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
-  if [[ $wanted == *torch==2.10.0* ]]; then  # torch pins an older cuDNN, whose attention it avoids
-    .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)
-  fi
-  echo "$wanted" > "$stamp"
+# has REQUIREMENTS: whether .venv's own Python has them all. Only it can say so: the system may have
+# replaced it since by another release, for which nothing was installed.
+has() {
+  .venv/bin/python -c '
+import sys
+from importlib.metadata import version
+from pip._vendor.packaging.requirements import Requirement
+for line in filter(None, (line.partition("#")[0].strip() for line in sys.argv[1].splitlines())):
+    wanted = Requirement(line)
+    if wanted.marker is None or wanted.marker.evaluate():
+        assert version(wanted.name) in wanted.specifier
+' "$1" 2> /dev/null
 }
-if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, or one without pip
-  python=${PYTHON:-python3}
+
+# A Python in .venv, 3.10 or newer, with pip. It may be gone, or another one than it was.
+make_venv() {
+  local python=${PYTHON:-python3} version fits='import sys; sys.exit(sys.version_info < (3, 10))'
+  if { .venv/bin/python -c "$fits" &&
+    { .venv/bin/python -m pip --version || .venv/bin/python -m ensurepip; }; } &> /dev/null; then
+    return
+  fi
+  PATH=${PATH//"$PWD/.venv/bin:"/}  # it may be active
   if ! command -v "$python" > /dev/null; then
     echo "error: there is no $python; install Python 3.10 or newer, or PYTHON=PATH bash run.sh" >&2
     exit 2
   fi
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || {
+  "$python" -c "$fits" 2> /dev/null || {
     version=$("$python" --version 2>&1) || true  # Python 2 prints it on stderr
     echo "error: $python is not Python 3.10 or newer (${version%%$'\n'*}); PYTHON=python3.12 bash run.sh" >&2
     exit 2
   }
+  rm -f .venv/bin/python*  # links, which venv would leave as they are
   "$python" -m venv .venv || {  # keeps the packages that are there
     echo "error: $python cannot make .venv; install its module venv (Debian: python3-venv)" >&2
     exit 2
   }
-fi
+}
+
+# install FILE: its packages into .venv, unless they are there
+install() {
+  local wanted cudnn= quiet=--quiet
+  wanted=$(sed "s/^torch==2.13.0/$torch/" "$1")
+  if [[ $wanted == *torch==2.10.0* ]]; then  # which pins an older one, whose attention it avoids
+    cudnn=nvidia-cudnn-cu12==9.15.1.9
+  fi
+  if has "$wanted"$'\n'"$cudnn"; then return; fi
+  make_venv
+  if [ -t 1 ]; then quiet=; fi  # a terminal shows pip's progress bars
+  echo "installing $1 into .venv (PyTorch takes some GB)"
+  .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
+  if [ "$cudnn" ]; then .venv/bin/python -m pip install --quiet --no-deps -r <(echo "$cudnn"); fi
+}
 install requirements.txt
+# Has the folder been moved or copied, what pip wrote into .venv/bin names the old one.
+old=$(unset VIRTUAL_ENV; set +eu; . .venv/bin/activate 2> /dev/null; echo "$VIRTUAL_ENV")
+if [[ $old && ! $old -ef .venv && -w .venv/bin ]]; then
+  for file in $(grep -lIF "$old" .venv/bin/*); do
+    text=$(< "$file")
+    printf '%s\n' "${text//"$old"/$PWD/.venv}" > "$file"
+  done
+fi
 export PATH="$PWD/.venv/bin:$PATH"
 
 case $first in

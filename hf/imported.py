@@ -3,7 +3,8 @@
 Opens a folder, or a repository of the Hub (`hf:REPO`). transformers, which knows what each of its
 releases wrote, is never shown the folder: a key of config.json may have it run code of the Hub, or
 take all memory. It is given the shape, each value checked, and the tensors of the safetensors. All
-else that config.json says must be as the class has it anyway, or it is an error that names the key.
+else that config.json says must be as the class has it anyway, or switch something off that it does
+not have, or it is an error that names the key.
 No file is opened that could run code, or that lies outside of the folder. A folder of export.py is
 read as well. Next: train.py --init_from and eval.py open one; mapping.py is for exports.
 """
@@ -37,12 +38,33 @@ POSITIONS = 64  # of each of the two rows on which they are compared
 EPS = 1e-6  # of model.rms_norm
 KINDS = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}  # model_type -> class
 ASIDE = set(
-    """activation attention_dropout attn_implementation embd_pdrop initializer_range is_llama_config
-    max_sequence_length max_window_layers no_rope_layer_interval original_max_position_embeddings
-    pretraining_tp resid_pdrop rope_interleaved tokenizer_class torch_dtype transformers.js_config
-    unsloth_fixed unsloth_version""".split()
+    """activation architectures attention_dropout attn_implementation chunk_size_feed_forward dtype
+    embd_pdrop finetuning_task gradient_checkpointing hidden_dropout hidden_dropout_prob
+    id2label ignore_index initializer_range is_llama_config label2id max_sequence_length
+    max_window_layers neftune_noise_alpha no_rope_layer_interval num_labels
+    original_max_position_embeddings output_past prefix pretraining_tp problem_type resid_pdrop
+    return_dict rope_interleaved task_specific_params tf_legacy_loss tie_encoder_decoder
+    tokenizer_class torch_dtype torchscript transformers.js_config unsloth_fixed unsloth_version
+    use_bfloat16 use_return_dict
+
+    assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
+    assistant_lookbehind bad_words_ids begin_suppress_tokens bos_token_id cache_config
+    cache_implementation compile_config constraints continuous_batching_config
+    decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers
+    early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id
+    epsilon_cutoff eta_cutoff exponential_decay_length_penalty force_words_ids
+    forced_bos_token_id forced_eos_token_id guidance_scale is_assistant length_penalty
+    low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens max_time
+    min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens
+    num_assistant_tokens_schedule num_beam_groups num_beams num_logits_to_keep
+    num_return_sequences output_attentions output_hidden_states output_logits output_scores
+    pad_token_id penalty_alpha prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values
+    renormalize_logits repetition_penalty return_dict_in_generate sequence_bias speculation_type
+    stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k top_p
+    transformers_version typical_p use_cache use_mtp watermarking_config""".split()
 )
-"""Keys that programs write into config.json, and by which no logit changes."""
+"""Keys that programs write into config.json, and by which no logit changes. The second part: how to
+generate."""
 
 
 @formats.on_disk
@@ -138,16 +160,14 @@ class ForeignModel:
     def _compare(self, tree: dict) -> None:
         """UsageError if config.json, which is `tree`, says of the model what self.theirs does
         not."""
-        import transformers
-
         standard = self.theirs.to_dict()
         standard |= standard["rope_parameters"]  # transformers 4 has rope_theta beside the others
-        of_all = transformers.PreTrainedConfig().to_dict()
-        aside = ASIDE.union(of_all, transformers.GenerationConfig().to_dict())
+        standard |= dict(is_causal=True, partial_rotary_factor=1.0)
         for key, value in tree.items():
             same = value is None or value == standard.get(key)
+            off = key not in standard and not value  # false, 0 or empty
             self.need(
-                same or key in aside or key.startswith("_"),
+                same or off or key in ASIDE or key.startswith("_"),
                 f"its config.json has {key[:60]!r}: {reprlib.repr(value)}, and our {self.kind} has "
                 f"{reprlib.repr(standard.get(key))}; if no logit depends on it, remove it",
             )

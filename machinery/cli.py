@@ -63,7 +63,6 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     """`default` with argv's options. tyro reports mistakes, once per node, and exits with 2."""
     import tyro
 
-    tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
     parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
     ours = {name for part in parts for name in vars(part)}
     flags = [word.partition("=")[0][2:].replace("-", "_") for word in argv if word[:2] == "--"]
@@ -73,8 +72,8 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
         raise UsageError(f"there is no --{', --'.join(foreign)}; here {known}")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
-    home = os.path.expanduser("~")  # which a shell leaves as it is after an =
-    words = [re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\1{home}", word) for word in argv]
+    home = rf"\1{os.path.expanduser('~')}"  # which a shell leaves as it is after an =
+    words = [re.sub(r"^(--[\w-]+=)~(?=/|$)", home, word) for word in argv]
     options = tyro.cli(
         type(default),
         default=default,
@@ -101,8 +100,9 @@ def of_one_length(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
 
 def with_folders(options: Any, defaults: dict[str, Any]) -> Any:
     """An empty folder option, as from a shell variable that is not set, means the default."""
-    folders = {name: text for name, text in vars(options).items() if name.endswith("_dir")}
-    return replace(options, **{name: text or defaults[name] for name, text in folders.items()})
+    given = vars(options)
+    usual = {k: defaults[k] for k in given if k.endswith("_dir") and not given[k]}
+    return replace(options, **usual)
 
 
 def lookup(kind: str, name: str, table: dict, where: str = "") -> Any:
@@ -116,13 +116,22 @@ def lookup(kind: str, name: str, table: dict, where: str = "") -> Any:
 
 
 def count(text: str) -> int:
-    """A number of tokens: "2B" -> 2_000_000_000, "10k" -> 10_000, "" -> 0."""
-    unit = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
+    """A number of tokens: "2B" -> 2_000_000_000, "10k" -> 10_000, "" -> 0. UsageError for 100.000:
+    whether that is 100 or 100,000 depends on the country."""
+    if not text:
+        return 0
+    mark = re.fullmatch(r"([\d_]+)[.,][\d_.,]+", text)
+    if mark:
+        raise UsageError(
+            f"{text} may be {re.sub('[.,]', '', text)} tokens or {mark[1]}; write one of the two, "
+            "or with a unit: 2.5B"
+        )
+    powers = str.maketrans({"K": "e3", "M": "e6", "B": "e9", "T": "e12"})
     try:
-        tokens = round(float(text if unit == 1 else text[:-1]) * unit) if text else 0
+        tokens = round(float(text.upper().translate(powers)))
     except (ValueError, OverflowError):
-        tokens = -1
-    if text and not 1 <= tokens <= cfg.LARGEST:
+        tokens = 0
+    if not 1 <= tokens <= cfg.LARGEST:
         raise UsageError(f"{text!r} is not a number of tokens; write 2B, 500M or 4096")
     return tokens
 
@@ -130,7 +139,7 @@ def count(text: str) -> int:
 def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
     items = [item for item in mixture if item]
-    pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
+    pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item) for item in items]
     found = {pair[1]: float(pair[2]) for pair in pairs if pair}
     if len(found) < len(items):
         raise UsageError(
@@ -144,10 +153,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def ignore_half_a_rank() -> None:
+    """Remove what a scheduler or a notebook has left of the variables of a rank, unless all are
+    there by which ranks meet: those say that a launcher has started this process."""
+    needed = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    found = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"} & os.environ.keys()
+    if needed <= os.environ.keys() and all(os.environ[name].isdecimal() for name in found):
+        return
+    for name in sorted(found):
+        value = os.environ.pop(name)
+        say(
+            f"{name}={value} is ignored and this is one rank, since torchrun sets all of RANK, "
+            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT",
+            file=sys.stderr,
+        )
+
+
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with its result."""
     if hasattr(sys.stdout, "reconfigure"):  # not if it was closed: then it is None
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
+    ignore_half_a_rank()
     try:
         code = main(sys.argv[1:]) or 0
         print(end="", flush=True)

@@ -97,19 +97,19 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: cuda, then mps, then cpu. UsageError for a GPU that PyTorch cannot use."""
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has = dict(cuda=n_gpus > 0, mps=torch.backends.mps.is_available(), cpu=True)
-    if asked == "auto" and not n_gpus and os.path.exists("/dev/nvidia0"):
-        raise UsageError(
-            f"PyTorch {torch.__version__} cannot use the GPU here; run.sh installs one that fits "
-            "its driver; --device cpu runs without it"
-        )
     if asked == "auto":
+        if not n_gpus and os.path.exists("/dev/nvidia0"):
+            raise UsageError(
+                f"PyTorch {torch.__version__} cannot use the GPU here; run.sh installs one that "
+                "fits its driver; --device cpu runs without it"
+            )
         asked = next(kind for kind in has if has[kind])
     kind, _, index = asked.partition(":")
-    if not has.get(kind) or index and not (kind == "cuda" and index.isdecimal()):
+    if not re.fullmatch("(cuda(:[0-9]+)?|mps|cpu)", asked) or not has[kind]:
         raise UsageError(f"--device {asked} is not available; choose auto, cuda, mps or cpu")
     if kind != "cuda":
         return torch.device(kind)
-    device = torch.device("cuda", int(index) if index.isdecimal() else local_rank)
+    device = torch.device("cuda", int(index or local_rank))
     if device.index >= n_gpus:
         raise UsageError(
             f"rank {local_rank} of this machine needs {device}, but it has {n_gpus} GPUs; try "
@@ -136,28 +136,25 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
     values = (int(os.environ.get(name, default)) for name, default in alone.items())
     rank, world_size, local_rank, ranks_here = values
     chosen = pick_device(device, local_rank)
-    if chosen.type == "cpu":
+    name = chosen.type
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
+    if name == "cpu":
         _set_up_cpu(ranks_here)
+    if name == "cuda":
+        gpu = torch.cuda.get_device_properties(chosen)
+        name = gpu.name
+        memory_bytes = gpu.total_memory
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums may overflow
-    on_gpu = chosen.type == "cuda"
-    memory_bytes = memory_of(chosen) // (1 if on_gpu else ranks_here)
-    name = torch.cuda.get_device_name(chosen) if on_gpu else chosen.type
-    dtype_here = pick_dtype(chosen, dtype)
-    world = World(rank, world_size, local_rank, chosen, dtype_here, memory_bytes, name)
+    world = World(
+        rank, world_size, local_rank, chosen, pick_dtype(chosen, dtype), memory_bytes, name
+    )
     if world_size > 1:
         meet_and_test(world, MEET_S if world_size == ranks_here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
         world = replace(world, memory_bytes=int(least), team=Team())
     return world
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes of memory of a GPU; for other devices, of the host."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _set_up_cpu(ranks_here: int) -> None:

@@ -506,7 +506,7 @@ def wandb_waits(limit_s: float) -> None:
 def little_memory(only_rank: int, nbytes: int) -> None:
     """The machine of one rank has less memory than those of the others."""
     if rank() == only_rank:
-        instead_of("machinery.ranks", "memory_of")(lambda honest, device: nbytes)
+        os.sysconf = lambda name: nbytes if name == "SC_PHYS_PAGES" else 1
 
 
 def disk(free: int) -> None:

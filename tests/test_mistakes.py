@@ -97,6 +97,8 @@ train.py tiny
     --extras value_embed => 'value_embed' | key_offset | value_embeds
     --n_head 3 --n_kv_head 2 => n_head 3 | n_kv_head 2
     --data_dir {data} --steps 0 --tokens 2X => '2X' | 2B | 500M
+    --data_dir {data} --tokens 100.000 => 100.000 | 100000 tokens or 100; | 2.5B
+    --data_dir {data} --tokens 1_000,5 => 1_000,5 | 1_0005 tokens or 1_000; | 2.5B
     --device cuda:99 => cuda:99 | --device
     --tokens_per_step 1000 --data_dir {data} => 1000 | --tokens_per_step 1024
     --mixture web=1 --data_dir {data} => 'web' | texts

@@ -5,6 +5,8 @@ Small scripts stand in for nvidia-smi and Python, and record the arguments that 
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -12,20 +14,48 @@ from conftest import ROOT
 from machinery import disk
 
 # `-m venv .venv` copies the script there; as .venv/bin/python it notes its arguments, and for pip
-# also the requirements
-PYTHON = """#!/usr/bin/env bash
-if [ "$2" = venv ]; then mkdir -p .venv/bin && exec cp "$0" .venv/bin/python; fi
-echo "$@" >> commands
-for last; do :; done
-if [[ "$*" == *"pip install"*-version-check* ]]; then cat "$last" > installed; fi
-if grep -qxF -e "$*" fails 2> /dev/null; then exit 1; fi
-"""
+# also the requirements, each as a package in site/. Code (-c) is run, with the packages of site/.
+PYTHON = """#!PYTHON -S
+import os, pathlib, shutil, sys
+words, sys.path[0] = sys.argv[1:], "site"
+if words[1:2] == ["venv"]:
+    os.makedirs(".venv/bin", exist_ok=True)
+    shutil.copy(__file__, ".venv/bin/python")
+    sys.exit()
+if words[0] == "-c":
+    os.execve(sys.executable, [sys.executable, "-S", *words], os.environ | {"PYTHONPATH": "site"})
+with open("commands", "a") as file:
+    print(*words, file=file)
+if words[1:3] == ["pip", "install"]:
+    from pip._vendor.packaging.requirements import Requirement
+    lines = open(words[-1]).readlines()
+    if "--no-deps" not in words:
+        open("installed", "w").writelines(lines)
+    texts = [line.split("#")[0].strip() for line in lines]
+    for wanted in [Requirement(text) for text in texts if text]:
+        if not wanted.marker or wanted.marker.evaluate():
+            name = wanted.name.replace("-", "_")
+            version = min(wanted.specifier, key=lambda one: one.operator == "<").version
+            for old in pathlib.Path("site").glob(name + "-*"):
+                if old.name.split("-")[1].removesuffix(".dist") in wanted.specifier:
+                    break
+                shutil.rmtree(old)
+            else:
+                info = pathlib.Path("site", f"{name}-{version}.dist-info")
+                info.mkdir()
+                (info / "METADATA").write_text(f"Name: {name}\\nVersion: {version}")
+fails = pathlib.Path("fails")
+sys.exit(fails.exists() and " ".join(words) in fails.read_text().splitlines())
+""".replace("PYTHON", sys.executable, 1)
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """A folder with run.sh, and a function that runs it with a driver (None: no nvidia-smi)."""
-    (tmp_path / "bin").mkdir()
+    """A folder with run.sh, and a function that runs it with a driver (None: no nvidia-smi), where
+    a shell and modules have exported what leads elsewhere."""
+    for name in ("bin", "site", f"others/{tmp_path.name}"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "site" / "pip").symlink_to(Path(pytest.importorskip("pip").__file__).parent)
     for name in ("run.sh", "requirements.txt", "requirements-store.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     _script(tmp_path / "bin" / "python3", PYTHON)
@@ -34,9 +64,11 @@ def machine(tmp_path):
         if says is not None:
             _script(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\necho '{says}'\nexit {code}\n")
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        command = ["bash", tmp_path / "run.sh", *words]
-        env = {**os.environ, "PATH": path, "PYTHON": "python3"}
-        return subprocess.run(command, capture_output=True, text=True, env=env)
+        elsewhere = dict(CDPATH=str(tmp_path / "others"), PYTHONHOME="/none")
+        env = {**os.environ, "PATH": path, "PYTHON": "python3", **elsewhere}
+        command = ["bash", f"{tmp_path.name}/run.sh", *words]
+        where = dict(cwd=tmp_path.parent, env=env)
+        return subprocess.run(command, capture_output=True, text=True, **where)
 
     return run
 
@@ -86,10 +118,22 @@ def test_the_driver_of_many_gpus_is_that_of_the_first(machine, tmp_path):
     assert machine(None).returncode == 0 and torch_of(tmp_path) == "torch==2.10.0"
 
 
-def test_half_a_venv_is_made_again(machine, tmp_path):
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    _script(tmp_path / ".venv" / "bin" / "python", "#!/bin/sh\nexit 1\n")  # without pip
+@pytest.mark.parametrize("python", ["without pip", "gone", "of 3.9", "pip uninstall"])
+def test_what_is_installed_is_what_the_python_of_the_venv_says(python, machine, tmp_path):
+    own = tmp_path / ".venv" / "bin" / "python"
+    assert machine("580.65").returncode == 0
+    if python == "pip uninstall":
+        shutil.rmtree(tmp_path / "site" / "torch-2.13.0.dist-info")
+    else:
+        own.unlink()
+    if python == "gone":  # the system's, of which it is a link
+        own.symlink_to(tmp_path / "python3.9")
+    elif python != "pip uninstall":
+        _script(own, f"#!/bin/sh\n[ '{python}' != 'without pip' -a $2 = pip ]\n")
+    (own.parent / "activate").write_text("VIRTUAL_ENV=/before/.venv")  # it was moved as well
+    (tmp_path / "installed").unlink()
     assert machine("580.65").returncode == 0 and torch_of(tmp_path) == "torch==2.13.0"
+    assert (own.parent / "activate").read_text() == f"VIRTUAL_ENV={tmp_path}/.venv\n"
 
 
 @pytest.mark.parametrize("said", [">&2 echo Python 2.7.18", "echo Python 3.9.1; echo more"])
@@ -133,7 +177,7 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     disk.write_json(run_dir / "status.json", {"state": "done"})
     done = machine("580.65", words=words.split())
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / ".venv" / "requirements-store.txt").exists() == store
+    assert any((tmp_path / "site").glob("s3fs-*")) == store
     once = [*begin, "eval.py loss d12", "eval.py sample d12"]
     assert _commands(tmp_path, ".py") == once
     (run_dir / "eval.jsonl").write_text("")
@@ -219,9 +263,9 @@ def test_installed_once_and_again_after_a_new_driver(machine, tmp_path):
 
 
 def test_a_build_that_the_user_chose_stays(machine, tmp_path):
-    packages = tmp_path / ".venv/lib/python3.11/site-packages"
-    (packages / "torch-2.13.0+cu126.dist-info").mkdir(parents=True)
-    (tmp_path / ".venv/bin").mkdir()
+    (tmp_path / "site/torch-2.13.0+cu126.dist-info").mkdir()
+    (tmp_path / "site/torch-2.13.0+cu126.dist-info/METADATA").write_text("Version: 2.13.0+cu126")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
     _script(tmp_path / ".venv/bin/python", PYTHON)
     for driver in ("470.82.01", "550.54"):
         assert machine(driver).returncode == 0

@@ -266,12 +266,20 @@ def test_a_window_that_only_the_class_says_is_refused(tmp_path):
     refuses(tmp_path, "sliding_window': 4096")
 
 
+DEFAULTS = """{"rope_scaling": null, "quantization_config": null, "return_dict": true,
+    "output_attentions": false, "torchscript": false, "torch_dtype": "float32", "num_labels": 2,
+    "use_bfloat16": false, "tf_legacy_loss": false, "pruned_heads": {}, "is_decoder": false,
+    "add_cross_attention": false, "cross_attention_hidden_size": null, "max_length": 20,
+    "tie_encoder_decoder": false, "is_encoder_decoder": false, "id2label": {"0": "LABEL_0"},
+    "gradient_checkpointing": false, "partial_rotary_factor": 1.0, "use_sliding_window": false}"""
+
+
 def test_what_transformers_4_wrote_is_read_too(tmp_path):
     make_model(tmp_path, "Llama", rope_theta=77_000.0, tie_word_embeddings=True)
     file = tmp_path / "config.json"
     tree = read_json(file)
     tree |= {"rope_theta": tree.pop("rope_parameters")["rope_theta"], "head_dim": None}
-    write_json(file, tree | {"rope_scaling": None})
+    write_json(file, tree | json.loads(DEFAULTS))
     source = imported.ForeignModel(tmp_path)
     assert source.config.rope_theta == 77_000.0
     source.read(source.config)
@@ -291,6 +299,10 @@ CHANGES = r"""
 {"sliding_window": 32} => sliding_window': 32
 {"is_causal": false} => is_causal
 {"auto_map": {"AutoModel": "x.Y"}} => auto_map
+{"quantization_config": {"bits": 4}} => quantization_config
+{"pruned_heads": {"0": [1]}} => pruned_heads
+{"is_encoder_decoder": true} => is_encoder_decoder
+{"head_dim": 0.0} => head_dim
 another width, which its tensors do not have; and one that its files cannot hold:
 {"hidden_size": 54} => mismatched_keys
 {"hidden_size": 589824} => bytes
@@ -319,7 +331,7 @@ def test_what_we_do_not_compute_is_refused_by_its_name(change, words, llama, tmp
 
 DEEP = json.loads("[" * 60 + "]" * 60)  # a file may be 64 deep
 ODD = (True, -1, 1e400, 10**30, "a/b", {"rope_type": "\x1b[2J"}, DEEP)
-READ_KEYS = {*mapping.KEYS.values(), "rms_norm_eps", "rope_parameters", "layer_types", "num_labels"}
+READ_KEYS = {*mapping.KEYS.values(), "rms_norm_eps", "rope_parameters", "layer_types"}
 
 
 def test_odd_values_are_refused_before_transformers_makes_anything_of_them(llama, tmp_path):

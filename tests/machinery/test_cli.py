@@ -20,16 +20,12 @@ def parse(*argv):
 
 
 def test_tyro_says_once_per_node_what_is_wrong(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)  # a terminal, where colours would be
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
     for rank in "01":
         monkeypatch.setenv("LOCAL_RANK", rank)
         with pytest.raises(SystemExit) as end:
             parse("--run_dirs", "x")
         said = capsys.readouterr().err
         assert end.value.code == 2 and ("--run_dir " in said) == (rank == "0")
-        assert "\x1b" not in said
 
 
 def test_help_ends_in_a_narrow_terminal():
@@ -79,6 +75,24 @@ def test_help_begins_with_how_long(capsys):
     assert found == sorted(found)
 
 
+WHOLE = dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
+LEFT = "WORLD_SIZE=4", "RANK=0 WORLD_SIZE=4", "LOCAL_RANK=-1 RANK=", "WORLD_SIZE=1"
+
+
+@pytest.mark.parametrize(
+    "words", [*LEFT, "LOCAL_RANK=x MASTER_PORT=1 MASTER_ADDR=x RANK=1 WORLD_SIZE=2"]
+)
+def test_half_a_rank_is_ignored_with_a_sentence(words, monkeypatch, capsys):
+    for name in (*WHOLE, "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for word in words.split():
+        monkeypatch.setenv(*word.split("="))
+    cli.ignore_half_a_rank()
+    said = capsys.readouterr().err
+    assert all(w.startswith("MASTER") or f"{w} is ignored" in said for w in words.split())
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys()
+
+
 # ---------------------------------------------------------------------------- how it ends
 def test_exit_codes():
     for names, path, code in (
@@ -114,7 +128,7 @@ def test_a_mistake_reaches_the_launchers_summary_and_is_printed_once(tmp_path):
     mistake = "raise cli.UsageError('--x 3 https://u:secret@h')"
     for rank in (0, 1):
         file = tmp_path / f"error{rank}.json"
-        env = dict(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(file))
+        env = dict(WHOLE, RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(file))
         done = ends(tmp_path, mistake, **env)
         assert done.returncode == 2 and ("--x 3" in done.stderr) == (rank == 0)
         assert "--x 3" in file.read_text() and "secret" not in file.read_text()
