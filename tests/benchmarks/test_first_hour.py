@@ -6,7 +6,6 @@ import fcntl
 import gzip
 import importlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -19,7 +18,6 @@ import torch
 from conftest import ROOT, environment, printed, until
 from plans import small_preset, small_world
 
-import machine
 import peer
 import resume
 import throughput
@@ -119,22 +117,6 @@ def test_when_it_is_stopped_its_parts_are_and_what_there_was_is_told(tmp_path):
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 143 and ended(tmp_path)["data"].startswith("interrupted")
     assert not (tmp_path / "out" / "unfinished").exists()
-
-
-@pytest.mark.parametrize("words", ["--peer docs", "--only speeed", "--minutes 0", "--fast", ""])
-def test_what_is_wrong_is_said_before_anything_runs(words, tmp_path):
-    """A folder with files of others stays as it is."""
-    command = [*script(tmp_path)[:-1], tmp_path, *words.split()]
-    code, said = run_hour(command)
-    named = words.split()[-1] if words else "other files"
-    assert code == 2 and re.fullmatch(f"error: .*{named}.*\n", said)
-    assert {*os.listdir(tmp_path)} == {".venv", "benchmarks"}
-
-
-def test_nothing_is_run_where_the_programs_do_not(tmp_path):
-    assert machine.eval and machine.prepare_data and machine.train  # it needs what they need
-    code, said = run_hour(script(tmp_path, machine="raise ImportError('no tyro')"))
-    assert code == 1 and "no tyro" in said and {*ended(tmp_path)} == {"environment"}
 
 
 class Parsed(Exception):

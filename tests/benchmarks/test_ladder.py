@@ -1,17 +1,13 @@
 """benchmarks/ladder.py: what it says of runs whose worth is known, made by a short program."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import commit_all
 
 pytest.importorskip("scipy")
 
 import ladder
-from config import UsageError
-from machinery import cli
 
 # In place of train.py: its loss is that of `AHEAD` times as many tokens, and its seeds differ by
 # `NOISE`; it notes that it was run.
@@ -139,27 +135,6 @@ def test_files_that_are_edited_meanwhile_make_no_table(trees, capsys):
     assert ladder.main(words) == 0 and 0 < len(made(after)) < n_made
 
 
-@pytest.mark.parametrize("place", ["project", "of_all/project"])
-def test_the_first_version_is_a_commit_or_a_folder(place, tmp_path, monkeypatch):
-    """Also if the project is a folder of a larger repository."""
-    project = tmp_path / place
-    project.mkdir(parents=True)
-    (project / "train.py").write_text("1")
-    commit_all(tmp_path / place.partition("/")[0])
-    (project / "train.py").write_text("2")
-    monkeypatch.setattr(ladder, "ROOT", project)
-    monkeypatch.setattr(ladder, "FOLDER", tmp_path / "runs" / "ladder")
-    ladder.FOLDER.mkdir(parents=True)
-    tree = ladder.tree_of("HEAD")
-    assert (tree / "train.py").read_text() == "1" and tree == ladder.tree_of("HEAD")
-    assert ladder.tree_of(str(project)) == project
-    with pytest.raises(UsageError):
-        ladder.tree_of("nothing")
-    for options in ("--seeds 1", "--depths 4 4", "--name before", ""):
-        with pytest.raises((UsageError, SystemExit)):
-            ladder.main(options.split())  # the last: a commit of before runs knew their code
-
-
 def rows(losses: list[float]) -> list[dict]:
     horizons = zip((1000, 2000), losses)
     return [dict(tokens=n, bpb=x, FLOPs=n, seconds=n) for n, x in horizons]
@@ -177,18 +152,3 @@ def test_what_does_nothing_is_seldom_said_to_do_something():
         words.append(ladder.verdict(sizes))
     called = np.mean([word != "no difference" for word in words])
     assert called < 0.02, called
-
-
-def test_on_a_gpu_the_presets_are_run(small_data):
-    """As many tokens as asked for each weight, to a step; the longer goes on from the shorter."""
-    config = replace(ladder.LadderConfig(), depths=(8, 12), tokens_per_weight=10.5)
-    jobs = list(ladder.rungs(replace(config, data=str(small_data)), ladder.ROOT, "", on_gpu=True))
-    assert len({job.run_dir for job in jobs}) == len(jobs) == 16
-    for job in jobs:
-        preset = cli.parse("train.py", "train", job.argv)
-        assert preset.name == f"d{job.depth}" and preset.train.seed == job.seed
-        assert preset.train.steps * preset.train.tokens_per_step == job.tokens
-        assert job.after is None or 2 * job.after.tokens == job.tokens
-    weights = ladder.runs.count_weights(replace(jobs[0].preset.model, vocab_size=512))
-    most = 10.5 * (weights["matrix"] + weights["head"])
-    assert jobs[2].tokens == pytest.approx(most, rel=0.01)

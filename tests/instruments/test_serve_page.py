@@ -120,22 +120,6 @@ def test_escape_ends_the_generation(base, browser):
         assert gate.begun < 40  # of 400
 
 
-def test_clear_while_an_answer_streams(tokenizer, browser):
-    model = endless(tokenizer, 2, seq_len=400)
-    gate = Gate(model)
-    with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
-        say(page, "first?")
-        gate.let(9)
-        page.wait_for_selector(".writing .token", state="attached")
-        page.click("#clear")
-        assert page.locator(".turn").count() == 0 and page.inner_text("#send") == "Send"
-        say(page, "second?")
-        gate.let()
-        done(page)
-        assert sent_last(page)["messages"] == [{"role": "user", "content": "second?"}]
-        assert page.locator(".bad:visible").count() == 0
-
-
 HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script>'"`]]>&lt;\u202e"""
 
 
@@ -197,39 +181,3 @@ def test_a_conversation(tokenizer, browser):
                 page.wait_for_selector(f'#failed:has-text("{sentence}")')
                 assert page.input_value("#input") == long and page.locator(".ask").count() == 6
                 page.unroute("**/draw")
-
-
-def test_no_popover_opens_under_a_pointer_at_rest(base, browser):
-    url, gate, _ = base
-    gate.let()
-    with opened(browser, url) as page:
-        for _ in range(2):  # in the second, the pointer is where a token comes to be
-            say(page, "def")
-            done(page)
-            assert page.locator("#alternatives").is_hidden()
-            page.locator(".token .ink:not(:empty)").first.hover()
-            page.evaluate("clear()")
-
-
-@pytest.mark.parametrize("width, scheme", SCREENS)
-def test_the_page_fits(base, browser, scheme, width):
-    url, gate, server = base
-    gate.let()
-    with opened(browser, url, width, scheme, height=700) as page:
-        compact = width < 640
-        assert page.locator("footer").bounding_box()["y"] > 560  # of 700
-        if compact:
-            page.click("#more")
-        page.fill("#tokens", "60")
-        say(page, "def name_1(x):\n" + "x" * 300)
-        done(page)
-        page.locator(".token").last.focus()  # wherever it stands, a line's end too
-        assert page.evaluate("document.documentElement.scrollHeight") <= 700
-        for name in "#send #input #alternatives #temperature #tokens #clear".split():
-            box = page.locator(name).bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width, name
-            assert box["y"] >= 0 and box["y"] + box["height"] <= 700, name
-        text, others = (page.locator(n).bounding_box() for n in (".text", "#alternatives"))
-        assert compact or others["x"] > text["x"] + text["width"]
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", ground))) > 380) == (scheme == "light")
