@@ -96,13 +96,11 @@ TABLES = {  # what a table holds -> its documents
     "text\none, two\tthree; four\n": ["one, two\tthree; four"],
     "id,text\n1,whole\n0,hello there, tail\n": ["whole"],
     'id,text\n1," a"\n0, "a\n, b"\n': [" a", "a\n, b"],
-    "a\ttext\n0\tone, two\n": ["one, two"],
     'a,"b; c; d\n (e | f)",text\n1,"2; 3",one\n': ["one"],
     "\ufeffsep=;\na;text, or more;text\n1;2;one\n": ["one"],
     '"SEP=;"\r\ntext;a, b\r\none;2\r\n': ["one"],
     "sep=\\t\na\ttext\n1\tone\n": ["one"],
-    "\ttext\t\t\n1\tone\t\t\t\n": ["one"],
-    'a,text\r1,one\r2,"two\n"\r': ["one", "two\n"],
+    '\ttext\t\t\r1\tone\t\t\t\r2\t"two\n"\r': ["one", "two\n"],
 }
 TSV = {  # a quote is text, but for those around a cell
     'a\ttext\n1\t"one\n2\ttwo"\n': ['"one', 'two"'],
