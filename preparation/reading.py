@@ -32,13 +32,14 @@ from tokenizer import blocks
 
 MB = 1 << 20
 FIRST = 100  # records of a file among which most have to be some
+INSIDE = rb"[\x80-\xbf]{0,3}"  # bytes that begin no character
 LARGEST_UNIT = 16 * MB  # a piece of plain text; see sources.py
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
 LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten times its memory
 LARGEST_ARRAY = 256 * MB  # of a .json, which is read whole
 TEXTS = ".txt .text .md .py".split()  # what a folder is searched for; a glob names others
-IN_A_FOLDER = ".jsonl .ndjson .parquet".split()  # records that it is searched for, too
-RECORDS = [*IN_A_FOLDER, ".json", ".csv", ".tsv"]  # read by their fields, as plain text never
+RECORDS = ".jsonl .ndjson .parquet .json .csv .tsv".split()  # read by their fields alone
+IN_A_FOLDER = RECORDS[:3]  # of these, what a folder is searched for, too
 TURNS = ("messages", "conversations", "conversation")  # fields that hold a list of turns
 ICONV = """UTF-16; to convert them:
 for f in {}; do iconv -f UTF-16 -t UTF-8 "$f" > "$f.new" && mv "$f.new" "$f"; done"""
@@ -51,7 +52,6 @@ NOT_TEXT = {  # how a file begins -> what it is, and what to do
     ),
     b"{\\rtf": "RTF; make it text: pandoc -t plain, or textutil -convert txt, or save it as text",
     b"%PDF": "PDF; make it text, for example with pdftotext",
-    b"%!PS": "PostScript; make it text, for example with ps2ascii",
     codecs.BOM_UTF16_LE: ICONV,
     codecs.BOM_UTF16_BE: ICONV,
 }
@@ -290,11 +290,12 @@ def _plain_text(path, start, end, read, notes):
 
 
 def _parts(file):
-    """A compressed file, which may hold more than fits in memory: some MB at a time, and up to the
-    end of the line."""
+    """A compressed file, which may hold more than fits in memory: some MB at a time, up to the end
+    of a line or, if that is far, of a character."""
     more = True
     while more:
-        raw = file.read(LARGEST_UNIT) + file.readline()
+        raw = file.read(LARGEST_UNIT) + file.readline(LARGEST_UNIT)
+        raw += file.read(len(re.match(INSIDE, file.peek(3))[0]))
         more = file.peek(1)
         yield raw
 
@@ -308,7 +309,7 @@ def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
     while (part := file.readline(MB)) and not part.endswith(b"\n"):
         if is_text and file.tell() - position >= LARGEST_UNIT:
             file.seek(position)
-            return position + len(re.match(rb"[\x80-\xbf]{0,3}", file.read(3))[0])
+            return position + len(re.match(INSIDE, file.read(3))[0])
     return file.tell()
 
 

@@ -105,11 +105,7 @@ def describe(manifest: Manifest, tokenizer: Tokenizer, split: str, n: int) -> It
     shard, within = manifest.locate(split, source, row)
     found = [*documents(manifest, tokenizer, manifest.row(split, source, row))]
     facts = manifest.facts.sources[source]
-    fill = manifest.row_len - sum(n for n, _ in found)
-    yield (
-        f"row {n:,} of {rows:,}, {split}: "
-        f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}"
-    )
+    yield f"row {n:,} of {rows:,}, {split}: {manifest.row_len:,} tokens"
     yield f"source {facts.name}: {facts.spec}"
     yield f"shard  {manifest.dir / shard.file}, row {within:,}, crc32 as expected"
     for number, (size, text) in enumerate(found, 1):

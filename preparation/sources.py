@@ -24,7 +24,7 @@ import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -68,7 +68,7 @@ class Source:
     split: str = "train"
     revision: str | None = None
     # as given, without what is secret in a URL, and without a revision, which the job adds
-    spec: str = field(default="", repr=False)
+    spec: str = ""
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     local = property(lambda self: self.kind == "files")  # people edit its files in place
@@ -142,8 +142,9 @@ def encoding_of(name: str) -> str:
     """The encoding that is meant: 'UTF8' -> 'utf-8'; UsageError if files in it cannot be read."""
     try:
         b"\xff".decode(name, errors="as_latin1")  # a handler of reading.py
-        if "\n".encode(name) == b"\n":  # a line ends as in ASCII
-            return codecs.lookup(name).name
+        encoding = codecs.lookup(name).name
+        if "\n".encode(name) == b"\n" and encoding != "iso2022_kr":  # lines are read one by one
+            return encoding
     except (LookupError, UnicodeError):
         pass
     raise UsageError(

@@ -54,9 +54,8 @@ def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
         ids = manifest.row(split, *rows[n]).tolist()
         _, *parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])
         heads, texts = parts[::2], parts[1::2]
-        filled = int((re.search(r"65 tokens, (\d+) of them", out) or [0, 0])[1])
+        filled = 65 - sum(int(head.split()[0]) for head in heads)
         assert len(texts) == ids.count(manifest.bos_id) - filled and all(texts)
-        assert sum(int(head.split()[0]) for head in heads) == 65 - filled
         plain = tokenizer.decode(i for i in ids if i != manifest.bos_id)
         plain = plain.replace("\x1b", r"\x1b").replace("\x9b", r"\x9b")
         assert "".join(texts).replace("\n", "") == plain.replace("\n", "")
@@ -83,4 +82,4 @@ def test_mistakes_name_the_value(folders, monkeypatch):
 def test_conversations_are_shown_with_their_roles(chat_data, capsys):
     out = shown(capsys, chat_data.parent)
     assert re.search(r"Say (\w+ \w+)<\|end\|><\|assistant\|>I say \1\.<\|end\|>", out)
-    assert not re.search(": 1 tokens|, 0 of them BOS", out)
+    assert ": 1 tokens" not in out
