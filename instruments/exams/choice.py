@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
-from typing import Annotated
 
 from config import Count, Dtype, UsageError
 from instruments.exams.likelihood import encode_pair, log_likelihoods
@@ -89,7 +88,7 @@ class QuestionLine(Asked):
 
     question: str
     choices: tuple[str, ...]
-    answer: Whole | Annotated[str, "[A-Z]"]
+    answer: Whole | str
     """Its index, or its letter."""
 
     @property
@@ -98,8 +97,13 @@ class QuestionLine(Asked):
 
     @property
     def gold(self) -> int:
-        is_letter = isinstance(self.answer, str)
-        return ascii_uppercase.index(self.answer) if is_letter else self.answer
+        if not isinstance(self.answer, str):
+            return self.answer
+        if self.answer not in [*ascii_uppercase]:
+            raise ValueError(
+                f"answer is {self.answer!r}; write a capital letter, or 0 for the first"
+            )
+        return ascii_uppercase.index(self.answer)
 
 
 Answered = list[tuple[Question, list[float]]]  # questions, and the nats of their answers
@@ -198,12 +202,12 @@ def report(answered: dict[str, Answered], shots: int) -> Iterator[dict]:
     """Print the figures of each task; yields a record of each."""
     limit = limit_of_z(len(NORMS) * len(answered))
     for task, own in answered.items():
-        golds = [question.gold for question, _ in own]
-        options = [len(nats) for _, nats in own]
         letters = all("".join(q.choices) == ascii_uppercase[: len(q.choices)] for q, _ in own)
         say(f"{task}: {len(own):,} questions, {shots} examples")
         for norm in ("sum",) if letters else NORMS:
-            f = statistics(picks_of(own, norm), golds, options)
+            f = statistics(
+                picks_of(own, norm), [q.gold for q, _ in own], [len(nats) for _, nats in own]
+            )
             say(
                 f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
                 f"chance {f['chance']:.4f}  z {f['z']:+6.2f}  {verdict(f, limit, letters)}"

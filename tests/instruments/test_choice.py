@@ -123,6 +123,10 @@ def test_what_is_no_question():
     for change in (*wrong, dict(gold=2)):  # wrong types: test_formats.py
         with pytest.raises(DataError):
             formats.checked(Question, good | change, "it")
+    for answer in ("b", "1", "", "AB"):
+        with pytest.raises(DataError, match=f"answer is '{answer}'; write a capital letter"):
+            row = dict(question="a", choices=["b", "c"], answer=answer)
+            formats.checked(Question | choice.QuestionLine, row, "it")
 
 
 def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
