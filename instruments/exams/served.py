@@ -34,6 +34,7 @@ WAITS_S = (1, 5, 30)  # before a server that is overloaded is asked again
 OVERLOADED = 408, 429, 500, 502, 503, 504, 529  # what a server then answers
 LARGEST = 4 << 20  # bytes of an answer
 KEPT = 200  # last characters of a reply
+CUT = "length", "max_tokens", "content_filter", "error"  # why a reply ends too early
 AGAIN = "replies are kept: the same command asks only what is missing"
 
 REQUEST = """Two texts, A and B, were written to the same prompt. {criteria}
@@ -67,7 +68,7 @@ def text_of(answer: dict) -> str:
         text = "".join(part["text"] for part in text if part["type"] == "text")
     text = text.rpartition("</think>")[2]
     reason = choice.get("finish_reason")
-    cut = reason in ("length", "content_filter") or "<think>" in text
+    cut = str(reason).lower() in CUT or "<think>" in text
     return text[-KEPT:] + f"\n(cut: {reason})" * cut
 
 
@@ -90,7 +91,7 @@ class Server:
     def __post_init__(self):
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         old, new = ({name: self.max_tokens} for name in ("max_tokens", "max_completion_tokens"))
-        # It gets the first of these of which it refuses nothing by name.
+        # It gets the first of these that it does not refuse by name.
         self.settings = [old | {"temperature": 0}, new | {"temperature": 0}, new, old]
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
@@ -106,16 +107,17 @@ class Server:
 
     def without_key(self, text: str) -> str:
         """A text of the server's, which may repeat the key, also in pieces."""
-        n = max(1, min(6, len(self.key)))
-        for i in range(len(self.key) - n + 1):
-            text = text.replace(self.key[i : i + n], "(key)")
+        for i in range(len(self.key) - 5):  # a shorter one, as "none", is no secret
+            text = text.replace(self.key[i : i + 6], "(key)")
         return text
 
     async def exchange(self, method: str, path: str, body: dict | None) -> tuple[int, bytes]:
         """The status of an answer, and what it holds. The key follows no redirect."""
         base, mark, query = self.url.partition("?")
         url = f"{base.rstrip('/')}/{path}{mark}{query}"
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers = {}
+        if self.key and "@" not in base:  # else the password in the address is sent
+            headers["Authorization"] = f"Bearer {self.key}"
         limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with (
             aiohttp.ClientSession(headers=headers, timeout=limit, trust_env=True) as session,
@@ -159,7 +161,7 @@ class Server:
             else:
                 self.settings = [settings]
                 return request, self.without_key(reply), True
-            if not any(name in why for name in settings):
+            if not ("max_" in why or "temperature" in why):
                 break
         return request, why[:500], False
 
