@@ -50,11 +50,8 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         raise UsageError("choice needs a file of questions: --task FILE.jsonl (docs/evaluation.md)")
     asked = {task: read_questions(task, config.shots) for task in config.task}
     loaded = load_model(config)
-    tuned = loaded.provenance.tuned
-    answered = {
-        task: score(questions, loaded.model, loaded.tokenizer, config.batch, tuned)
-        for task, questions in asked.items()
-    }
+    how = loaded.model, loaded.tokenizer, config.batch, loaded.provenance.tuned
+    answered = {task: score(questions, *how) for task, questions in asked.items()}
     for record in report(answered, config.shots):
         loaded.append_result(**record)
 
@@ -67,10 +64,10 @@ class Asked:
 
     def __post_init__(self):
         n = len(self.choices)
-        if not max(1, self.gold) < n <= 26:
-            raise ValueError(f"its right choice is {self.gold}, of {n}, counted from 0")
-        if not all(self.choices) or len({*self.choices}) < n:
-            raise ValueError("its choices must be different texts, none of them empty")
+        if not max(1, self.gold) < n <= 26 or len({*self.choices} - {""}) < n:
+            raise ValueError(
+                f"choice {self.gold} is right, from 0 on, of 2 to 26 different ones, none empty"
+            )
 
 
 @dataclass(frozen=True)

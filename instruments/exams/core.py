@@ -28,9 +28,6 @@ WHERE = (
     "or by git clone --depth 1 https://github.com/mosaicml/llm-foundry, and name it: --folder"
 )
 CHUNK = 256  # items that are encoded and scored at once
-HEAD = (
-    "task                             shots             items  accuracy          centered  GPT-2 XL"
-)
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,10 @@ def score_core(config: CoreConfig, load_model: Callable) -> None:
     loaded = load_model(config)
     seq_len = loaded.model.config.seq_len
     figures = {}
-    say(HEAD)
+    say(
+        "task                             shots             items  accuracy          centered  "
+        "GPT-2 XL"
+    )
     for task, items in asked.items():
         f = figures_of(task, score(task, items, loaded.model, loaded.tokenizer, config.batch))
         say(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import aiohttp
@@ -34,8 +35,6 @@ WAITS_S = (1, 5, 30)  # before a server that is overloaded is asked again
 OVERLOADED = 408, 429, 500, 502, 503, 504, 529  # what a server then answers
 LARGEST = 4 << 20  # bytes of an answer
 KEPT = 200  # last characters of a reply
-CUT = "length", "max_tokens", "content_filter", "error"  # why a reply ends too early
-AGAIN = "replies are kept: the same command asks only what is missing"
 
 REQUEST = """Two texts, A and B, were written to the same prompt. {criteria}
 
@@ -63,13 +62,14 @@ def text_of(answer: dict) -> str:
     """The end of a reply. What a model thinks first, in parts of its own or up to </think>, is left
     out. A reply that was cut ends in a line that says so, and is no verdict."""
     choice = answer["choices"][0]
+    reason = str(choice.get("finish_reason")).lower()
+    assert reason != "error"  # then the rest says which, and `send` shows it
     text = choice["message"].get("content") or ""
     if isinstance(text, list):
         text = "".join(part["text"] for part in text if part["type"] == "text")
     text = text.rpartition("</think>")[2]
-    reason = choice.get("finish_reason")
-    cut = str(reason).lower() in CUT or "<think>" in text
-    return text[-KEPT:] + f"\n(cut: {reason})" * cut
+    cut = reason in ("length", "max_tokens", "content_filter") or "<think>" in text
+    return text[-KEPT:] + "\n(cut)" * cut
 
 
 @dataclass
@@ -93,6 +93,7 @@ class Server:
         old, new = ({name: self.max_tokens} for name in ("max_tokens", "max_completion_tokens"))
         # It gets the first of these that it does not refuse by name.
         self.settings = [old | {"temperature": 0}, new | {"temperature": 0}, new, old]
+        self.lock = Lock()
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
         if not self.model:
@@ -149,8 +150,10 @@ class Server:
                 )
             time.sleep(wait_s)
 
-    def ask(self, request: str) -> tuple[str, str, bool]:
-        """(The request; the end of the reply, or why there is none; whether there is one.)"""
+    def ask(self, item: tuple[str, str]) -> tuple[tuple, str, bool]:
+        """(key, request) -> (the same; the end of the reply, which is kept, or why there is none;
+        whether there is one)."""
+        key, request = item
         messages = [{"role": "user", "content": request}]
         for settings in self.settings:
             body = dict(model=self.model, messages=messages, **settings)
@@ -160,10 +163,13 @@ class Server:
                 why = str(error)
             else:
                 self.settings = [settings]
-                return request, self.without_key(reply), True
-            if not ("max_" in why or "temperature" in why):
+                reply = self.without_key(reply)
+                with self.lock:  # at once, whatever the main thread waits for
+                    disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
+                return item, reply, True
+            if not any(name in why for name in settings):
                 break
-        return request, why[:500], False
+        return item, why[:500], False
 
     def replies(self, requests: list[str]) -> list[str]:
         """A reply to each, asked or known from the file; or why there is none, which is not kept:
@@ -171,26 +177,25 @@ class Server:
         # By all that a reply depends on, but not by the address: a server may move.
         keys = {x: disk.sha256_of_tree([self.model, self.max_tokens, x]) for x in requests}
         known = {line.key: line.reply for line in read_lines(self.kept, Verdict)}
-        order = sorted(keys, key=keys.get)  # else those with one text, or a bad one, come in a row
-        missing = [request for request in order if keys[request] not in known]
-        answered = [request for request in order if keys[request] in known]
+        # By key: else those with one text, or a bad one, would come in a row.
+        items = sorted((key, request) for request, key in keys.items())
+        missing = [item for item in items if item[0] not in known]
+        answered = [item for item in items if item[0] in known]
         in_a_row = 0
         say(f"{len(missing):,} requests to {self.model}, {len(answered):,} known replies")
         with ThreadPool(AT_ONCE) as pool:  # its threads end with the program, even if they wait
             for part in missing[:1], missing[1:]:  # the first alone tries the settings
                 answers = pool.imap_unordered(self.ask, part)
-                for request, reply, replied in tqdm(answers, "judge", len(part), disable=None):
-                    key = keys[request]
-                    known[key] = reply
+                for item, reply, replied in tqdm(answers, "judge", len(part), disable=None):
+                    known[item[0]] = reply
                     if replied:
-                        disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
-                        answered.append(request)
+                        answered.append(item)
                         in_a_row = 0
                         continue
                     in_a_row += 1
                     # Whether all requests meet it, is told by one that was answered before.
                     if in_a_row % AT_ONCE == 0 and not (answered and self.ask(answered[-1])[2]):
-                        raise UsageError(f"{reply}; {AGAIN}")
+                        raise UsageError(f"{reply}; the same command asks only what is missing")
         return [known[keys[request]] for request in requests]
 
     def compare(self, prompts: list[str], texts: list[list[str]]) -> tuple[np.ndarray, list[str]]:

@@ -30,7 +30,6 @@ from tokenizer import Tokenizer
 HUMAN = "human text"
 LOOP = "loop"
 LOOP_LEN = 24  # characters
-PARTIAL = "likelihood favours text like the judge's own, as of later steps of its run"
 CRITERIA = "The better text follows from the prompt, is coherent, and says something interesting."
 
 
@@ -110,7 +109,7 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
         named = str(judging[0])
         decides = load(judging[0])
         wins = judge.compare([likelihood(decides, asked, own) for own in texts])
-        doubts = [PARTIAL]
+        doubts = ["likelihood favours text like the judge's own, as of later steps of its run"]
     else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)

@@ -241,6 +241,7 @@ SERVERS = {  # what it answers; does it judge prompt two?
     "Azure's filter": (for_two((400, b'{"error": {"code": "content_filter"}}')), False),
     "a filter with status 200": (for_two({"choices": []}), False),
     "Gemini": (for_two(message("MAX_TOKENS", content="A")), False),
+    "OpenRouter": (for_two(message("error", content="")), False),
     "a filter in the midst": (for_two(message("content_filter", content="A")), False),
     "a filter that leaves nothing": (for_two(message("content_filter", content=None)), False),
     "vLLM": (for_two((400, b"'max_tokens' or 'max_completion_tokens' is too large: 16")), False),
