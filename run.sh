@@ -119,7 +119,7 @@ old=$(unset VIRTUAL_ENV; set +eu; . .venv/bin/activate 2> /dev/null; echo "$VIRT
 if [[ $old && ! $old -ef .venv && -w .venv/bin ]]; then
   for file in $(grep -lIF "$old" .venv/bin/*); do
     text=$(< "$file")
-    printf '%s\n' "${text//"$old"/$PWD/.venv}" > "$file"
+    printf '%s\n' "${text//"$old"/"$PWD/.venv"}" > "$file"
   done
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -22,7 +22,7 @@ ROLES |= dict.fromkeys("user human prompter".split(), "user")
 ROLES |= dict.fromkeys("assistant gpt chatgpt model bot ai".split(), "assistant")
 
 # Of an answer, in the formats of OpenAI, axolotl and ms-swift: not to be learned if 0 or false.
-WEIGHTS = "weight train training loss".split()
+WEIGHTS = "weight train training loss loss_weight".split()
 BESIDE = re.compile("reasoning|think|thought|tool_calls|function_call")  # keys of other texts
 
 Turn = tuple[str, str]  # (role, text); role: system (only the first), user or assistant

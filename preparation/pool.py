@@ -7,7 +7,6 @@ worker.py, one unit.
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -111,7 +110,5 @@ def check_room(job: Job, done_tokens: int) -> None:
     tokens = job.tokens * 1.05  # a source ends with a whole unit
     if job.bytes is not None:  # at least 2.5 bytes of text per token
         tokens = min(tokens or float("inf"), job.bytes / 2.5)
-    elif not tokens:
-        say("the size of a Hub source is unknown: room not checked", file=sys.stderr)
     need = (tokens - done_tokens) * width
     disk.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")

@@ -84,7 +84,7 @@ BROKEN = (
 
 WITHOUT = "records without the field"
 NO_OBJECT = f"records left out that are not JSON objects of up to {LARGEST_LINE // MB} MB"
-MORE_CELLS = "rows left out, with more cells than there are names; in a .csv, a cell with a"
+MORE_CELLS = "rows left out, with more cells than there are names; a cell with a"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
 
@@ -384,19 +384,19 @@ def _array_records(file, path, read):
 def _table_records(file, path, kind, read):
     """The rows of a table, whose first lines say how it is written.
 
-    In a .csv a cell that holds a separator, a line end or a quote has quotes around it. In a .tsv a
-    line is a row, so no cell holds the first two, and a quote is text: only those around a cell,
-    which many programs write there as well, are taken off."""
+    Between commas, a cell that holds a separator, a line end or a quote has quotes around it. In a
+    .tsv, or between tabs, a line is a row, so no cell holds the first two, and a quote is text:
+    only those around a cell, which many programs write there as well, are taken off."""
     if re.match(rb'(?:"[^"]*"|[^"\r\n])+\r[^\r\n]', file.peek(4096)):  # CR alone: an old Mac's
         file = io.BytesIO(file.read().replace(b"\r", b"\n"))
     lines = map(read, file)
     head = "".join(itertools.islice(lines, FIRST))
     top = TOP_OF_TABLE.match(head)
     how = _dialect(top, head)
-    names = next(csv.reader([top["names"]], **how), [])
-    _no_name_twice(path, [*filter(None, names)])
-    if kind == ".tsv" and how["delimiter"] in "\t\x1f":
+    if kind == ".tsv" or how["delimiter"] == "\t":
         how["quoting"] = csv.QUOTE_NONE
+    names = [name.strip(' "') for name in next(csv.reader([top["names"]], **how), [])]
+    _no_name_twice(path, [*filter(None, names)])
     lines = itertools.chain(io.StringIO(head[top.end() :]), lines)
     rows = csv.DictReader(lines, names, **how)
     try:
@@ -410,17 +410,18 @@ def _table_records(file, path, kind, read):
     except csv.Error as error:
         raise DataError(
             f"{path}, in the row that begins on line {rows.line_num + 1:,}: {error}; a quote "
-            "within quotes is doubled, and a table whose cells hold line ends is a .csv: rename it "
-            "(or it is in another encoding: name its --encoding)"
+            "within quotes is doubled, and a table whose cells hold line ends is written with "
+            "commas, not tabs (or it is in another encoding: name its --encoding)"
         ) from None
 
 
 def _dialect(top, head):
     """How a table is written, as csv.reader takes it: what is between two cells, and whether a
     space follows. top: the match of TOP_OF_TABLE."""
-    unquoted = re.sub(QUOTED, "", top["names"])
-    separator = top["sep"] or max("\t,;|", key=unquoted.count)  # some countries write a;b
-    if separator not in unquoted:
+    names, *rows = re.sub(QUOTED, "", head[top.start("names") :]).splitlines() or [""]
+    alike = lambda mark: sum(row.count(mark) == names.count(mark) > 0 for row in [names, *rows])
+    separator = top["sep"] or max("\t,;|", key=alike)  # some countries write a;b
+    if separator not in names:
         separator = "\x1f"  # one column: whatever a line has
     spaced = re.search(rf'(?!\t)[{separator}] +"[^"{separator}\s]', head)
     csv.field_size_limit(LARGEST_LINE)

@@ -181,7 +181,7 @@ def matches(place: str | Path) -> Iterator[Path]:
     yield from map(Path, glob.iglob(str(pattern), recursive=True))
     braces = re.search(r"\{([^{}]*)\}", rest)
     for word in f"{braces[1]},{braces[1].upper()}".split(",") if braces else []:
-        yield from matches(root / rest.replace(braces[0], word, 1))
+        yield from matches(root / rest.replace(braces[0], word.strip(), 1))
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:
@@ -343,9 +343,6 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         found = {place.name: place}
     else:
         root, _ = literal_part(place)
-        for parent in (p for p in place.parents if p.is_relative_to(root)):
-            for folder in filter(Path.is_dir, matches(parent)):
-                os.scandir(folder).close()  # raises for a locked folder, which glob would skip
         found = {}
         for path in {*matches(place)}:
             if path.is_file():
@@ -364,7 +361,7 @@ def unread(place: str | Path, kinds: dict[str, int]) -> str:
     counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
     endings = ",".join(kind for kind in kinds if kind.startswith("."))
     pattern = shlex.quote(f"files:{place}/**/*{{{endings}}}")
-    return f"{counts}; a pattern names them: {pattern}" if endings else counts
+    return f"{counts}; if they are text, a pattern names them: {pattern}" if endings else counts
 
 
 def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path]:

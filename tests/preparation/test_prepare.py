@@ -452,9 +452,8 @@ def test_hidden_files_and_loops_are_left_out_and_a_locked_folder_is_named(tmp_pa
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for place in (tmp_path, tmp_path / "*" / "*.txt"):
-        with pytest.raises(errors.DataError, match="locked"):
-            documents_of(f"files:{place}")
+    with pytest.raises(errors.DataError, match="locked"):
+        documents_of(f"files:{tmp_path}")
 
 
 def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
