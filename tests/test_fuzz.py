@@ -103,6 +103,7 @@ def names(said: str, given: list[str]) -> bool:
     values = {part for word in given for part in (word, *word.partition("=")[::2])}
     values |= {"--" + v[2:].replace("-", "_") for v in values if v.startswith("--")}
     forms = {form for v in values for form in (v.strip(), repr(v), repr(v)[1:-1], f"{Path(v)} is")}
+    forms |= {f"data/{v}/" for v in values}
     in_it = any(form in said for form in forms - {""})
     empty = "" in given and "Unrecognized options" in said  # tyro has nothing to show
     return in_it or empty or bool(options & set(re.findall(r"\w+", said)))

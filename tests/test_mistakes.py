@@ -201,7 +201,7 @@ def told(small_data, own_run, tmp_path, monkeypatch, capfd):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "latin.txt").write_bytes(b"\xfaltimo")
-    (tmp_path / "empty.jsonl").write_text('{"text": " "}')
+    (tmp_path / "empty.jsonl").write_text('{"text": 1}')
     monkeypatch.setattr("hf.parity.need_transformers", lambda: None)  # it would be the mistake
     same = f"{' '.join(SMALL)} --data_dir {small_data} --run_dir {own_run}"
     places = dict(data=small_data, run=own_run, same=same, long="word" * 80)
