@@ -84,7 +84,7 @@ BROKEN = (
 
 WITHOUT = "records without the field"
 NO_OBJECT = f"records left out that are not JSON objects of up to {LARGEST_LINE // MB} MB"
-MORE_CELLS = "rows left out, with more cells than there are names; a cell with a"
+MORE_CELLS = "rows left out, with more cells than there are names; one holds an unquoted"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
 
@@ -403,7 +403,7 @@ def _table_records(file, path, kind, read):
         for record in rows:
             more = record.pop(None, ())
             if any(more):
-                reason = f"{MORE_CELLS} {how['delimiter']!r} needs quotes"
+                reason = f"{MORE_CELLS} {how['delimiter']!r}"
                 yield reason, f"line {rows.line_num:,}", more
             else:
                 yield _tsv_record(record) if "quoting" in how else record
@@ -447,15 +447,14 @@ def _no_name_twice(path, names):
 
 
 def _parquet_records(path, groups, fields):
-    """The rows of these row groups: the fields alone, or the names of others if it has none."""
+    """The rows of these row groups: the fields alone, or all columns if it has none of them."""
     text = (pa.string(), pa.large_string(), pa.string_view())
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         columns = [name for name in names if name in fields]
         _no_name_twice(path, columns)
-        for batch in file.iter_batches(
-            32, groups, columns=columns or names
-        ):  # each may have megabytes
+        # few at a time, as each may have megabytes
+        for batch in file.iter_batches(32, groups, columns=columns or names):
             # as bytes: text that is not UTF-8 would raise in as_py
             cast = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
             yield from pa.RecordBatch.from_arrays(cast, batch.schema.names).to_pylist()

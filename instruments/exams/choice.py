@@ -50,8 +50,12 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         raise UsageError("choice needs a file of questions: --task FILE.jsonl (docs/evaluation.md)")
     asked = {task: read_questions(task, config.shots) for task in config.task}
     loaded = load_model(config)
-    how = loaded.model, loaded.tokenizer, config.batch, loaded.provenance.tuned
-    answered = {task: score(questions, *how) for task, questions in asked.items()}
+    answered = {
+        task: score(
+            questions, loaded.model, loaded.tokenizer, config.batch, loaded.provenance.tuned
+        )
+        for task, questions in asked.items()
+    }
     for record in report(answered, config.shots):
         loaded.append_result(**record)
 
@@ -66,7 +70,8 @@ class Asked:
         n = len(self.choices)
         if not max(1, self.gold) < n <= 26 or len({*self.choices} - {""}) < n:
             raise ValueError(
-                f"choice {self.gold} is right, from 0 on, of 2 to 26 different ones, none empty"
+                f"it needs 2 to 26 different choices, none of them empty, and number {self.gold}, "
+                "counted from 0, is to be the right one"
             )
 
 

@@ -63,7 +63,8 @@ def text_of(answer: dict) -> str:
     out. A reply that was cut ends in a line that says so, and is no verdict."""
     choice = answer["choices"][0]
     reason = str(choice.get("finish_reason")).lower()
-    assert reason != "error"  # then the rest says which, and `send` shows it
+    if reason == "error":  # which one, says the rest of the answer, which `send` shows
+        raise ValueError
     text = choice["message"].get("content") or ""
     if isinstance(text, list):
         text = "".join(part["text"] for part in text if part["type"] == "text")
@@ -133,7 +134,7 @@ class Server:
 
     def send(self, read: Callable, method: str, path: str, body: dict | None = None) -> Any:
         """What `read` finds in the answer to a request; UsageError if there is none, or if it is
-        not of the protocol."""
+        not of the protocol. A server that is overloaded is asked again after each of WAITS_S."""
         for wait_s in (*WAITS_S, None):
             status = words = None
             try:
@@ -141,7 +142,7 @@ class Server:
                 words = f"{status}: {content[:1000].decode(errors='replace')}"
                 if status == 200:
                     return read(json.loads(content))
-            except Exception as error:  # the library's own, and any that `read` of a stranger meets
+            except Exception as error:  # of the library, or of an answer that `read` cannot read
                 words = words or reason_of(error)
             if wait_s is None or status not in OVERLOADED:
                 words = self.without_key(" ".join(words.split()))
