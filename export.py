@@ -1,15 +1,18 @@
 """A checkpoint -> a model for other programs. MODEL: a preset, a run or a checkpoint.
 
+    python export.py [MODEL] --page             one HTML file that holds the model: open it, mail it
     python export.py [MODEL] [--out FOLDER]     a folder that transformers loads
     python export.py [MODEL] --gguf f16         a file for llama.cpp and Ollama
 
-hf/export.py does the work, and compares what the other program computes with what ours does.
+hf/export.py does the work, and compares what the other program computes with what ours does;
+instruments/pages/page.py writes the page.
 """
 
 import machinery.needs  # first: it says which packages are missing
 
 from hf.export import main
+from instruments.pages import page
 from machinery import cli
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda argv: main(argv, page.write))

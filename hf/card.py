@@ -9,7 +9,7 @@ from config import UsageError
 from hf import template
 from machinery import disk
 from machinery.errors import DataError
-from machinery.formats import METRICS, Export, FullValidationLine, Scored, read_lines
+from machinery.formats import METRICS, Export, FullValidationLine, read_lines
 from machinery.output import say
 from machinery.trained import Trained
 
@@ -29,15 +29,12 @@ print(answer[0]["generated_text"][-1]["content"])"""
 
 
 def validation_of(loaded: Trained) -> tuple[float | None, int | None]:
-    """Bits per byte, and the number of rows: all of them if the run ended with this checkpoint;
-    None: not known."""
-    found = {}  # rows -> bits per byte
+    """Bits per byte on all held-out rows, and their number; None unless the run ended with this
+    checkpoint."""
     for line in read_lines(loaded.run_dir / "metrics.jsonl", METRICS):
-        if isinstance(line, Scored) and line.step == loaded.provenance.step and line.val_rows:
-            is_full = isinstance(line, FullValidationLine)
-            found[line.val_rows] = line.full_val_bpb if is_full else line.val_bpb
-    rows = max(found, default=None)
-    return found.get(rows), rows
+        if isinstance(line, FullValidationLine) and line.step == loaded.provenance.step:
+            return line.full_val_bpb, line.val_rows
+    return None, None
 
 
 def usage(folder: str | Path, prompt: str, own: bool, tuned: bool) -> str:

@@ -1,5 +1,5 @@
-"""A checkpoint -> a folder that transformers loads, or a file for llama.cpp (llama_cpp.py);
-export.py is the command.
+"""A checkpoint -> a folder that transformers loads, a file for llama.cpp (llama_cpp.py), or a page
+for browsers, which export.py hands down (instruments/pages/page.py); export.py is the command.
 
 Reads RUN_DIR's newest valid checkpoint (or --checkpoint), its tokenizer.json and metrics.jsonl; the
 data folder only for the model card. Writes model.safetensors, config.json, the tokenizer, the card,
@@ -10,6 +10,7 @@ greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and whic
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from config import Local, Preset, UsageError, find_preset
-from hf import card, llama_cpp, mapping, parity, template, tokenizer_json
+from hf import card, imported, llama_cpp, mapping, parity, template, tokenizer_json
 from machinery import cli, disk, trained
 from machinery.checkpoint import MANIFEST
 from machinery.errors import StorageError
@@ -38,17 +39,28 @@ class ExportConfig:
     checkpoint: Local = ""
     """A checkpoint folder; empty: the newest valid one of the run."""
     out: Local = ""
-    """Folder to write; it must not exist. Empty: export_STEP, or gguf_STEP, in the run's folder."""
+    """Folder to write; it must not exist. Empty: export_STEP, or gguf_STEP, in the run's folder. Of
+    a page: the file; empty: page.html there."""
     gguf: Literal["", "f32", "f16", "bf16", "q8_0"] = ""
     """Instead of a folder for transformers, a file for llama.cpp and Ollama, with weights in this
     form, if the model has a shape that they know (docs/leave.md)."""
+    page: bool = False
+    """Instead of a folder, one HTML file that holds the model, for any browser (docs/page.md)."""
+    page_fp16: bool = False
+    """The weights of the page in fp16, twice as large as in int8."""
 
 
-def main(argv: list[str]) -> int:
-    """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
+def main(argv: list[str], write_page: Callable) -> int:
+    """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint; for a
+    page also an export or a stock model. write_page: (Trained, --out, whether in fp16) -> None."""
     word, options = cli.first_word(argv)
     default = ExportConfig(**trained.find_model(word))
     config = cli.read_options(default, options, f"export.py {word}")
+    if config.page and config.gguf:
+        raise UsageError("--page and --gguf make a file each; give one of them")
+    if config.page:
+        write_page(load(config), config.out, config.page_fp16)
+        return 0
     if config.gguf:
         llama_cpp.need_packages()  # after --help
     else:
@@ -57,12 +69,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def load(config: ExportConfig) -> Trained:
+    """The model that the options name, in fp32."""
+    which = trained.EvalConfig(config.run_dir, config.checkpoint, device="cpu", dtype="fp32")
+    return trained.load_model(which, imported.load)
+
+
 def export(config: ExportConfig) -> Path:
     """Load, write, compare; returns the folder. ParityError if the comparison fails."""
     if config.checkpoint and trained.is_export(Path(config.checkpoint)):
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
-    which = trained.EvalConfig(config.run_dir, config.checkpoint, device="cpu", dtype="fp32")
-    loaded = trained.load_model(which)
+    loaded = load(config)
     kind = "gguf" if config.gguf else "export"
     out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.provenance.step:08d}")
     with disk.new_folder(out) as folder:

@@ -82,7 +82,7 @@ def check_supported(model: GPT, tokenizer: Tokenizer, form: str) -> None:
 
 def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     """Write NAME.gguf and Modelfile into the folder, which is to be called `out`, and compare;
-    returns the commands that use them. ParityError if anything differs."""
+    returns a command that uses them. ParityError if anything differs."""
     model = loaded.model
     tokenizer = loaded.tokenizer
     tuned = loaded.provenance.tuned
@@ -104,9 +104,7 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     words = CHAT if tuned else "{{ .Prompt }}"
     text = MODELFILE.format(file=file.name, template=words, seq_len=c.seq_len)
     disk.write_text(folder / "Modelfile", text)
-    commands = [["llama-server", "-m", str(out / file.name)]]
-    commands += [["ollama", "create", name, "-f", str(out / "Modelfile")], ["ollama", "run", name]]
-    return "\n".join(map(shlex.join, commands))
+    return shlex.join(["llama-server", "-m", str(out / file.name)])
 
 
 def facts_of(loaded: Trained, name: str, form: str) -> dict:
