@@ -80,8 +80,6 @@ def test_a_text_goes_on(write, browser, tokenizer):
         first = page.inner_text("#box")
         page.keyboard.press("ArrowRight")
         assert page.inner_text("#box") != first
-        page.keyboard.press("Escape")
-        assert page.locator("#box").is_hidden()
 
         say(page, " and", tokens=9, temperature=1)  # from there, in the same place
         (one,) = texts(page)
@@ -127,7 +125,6 @@ def test_a_conversation(write, browser, tokenizer):
             end = say(page, "What is the cat that sat on the mat?")
         assert "no longer fit and were left out" in end
         assert "sees 128 at most" in say(page, "a b " * 80)
-        assert page.input_value("#input") == "a b " * 80
 
 
 @pytest.mark.parametrize("width, scheme", SCREENS)
