@@ -123,7 +123,7 @@ def test_a_conversation(write, browser, tokenizer):
             turns = []
         for _ in range(3):
             end = say(page, "What is the cat that sat on the mat?")
-        assert "no longer fit and were left out" in end
+        assert "no longer fit and were left out: " in end
         assert "sees 128 at most" in say(page, "a b " * 80)
 
 
