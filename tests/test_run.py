@@ -178,11 +178,12 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     done = machine("580.65", words=words.split())
     assert done.returncode == 0, done.stderr
     assert any((tmp_path / "site").glob("s3fs-*")) == store
-    once = [*begin, "eval.py loss d12", "eval.py sample d12"]
+    once = [*begin, "eval.py loss d12", "eval.py sample d12", "export.py d12 --page"]
     assert _commands(tmp_path, ".py") == once
-    (run_dir / "eval.jsonl").write_text("")
+    for made in ("eval.jsonl", "page.html"):
+        (run_dir / made).write_text("")
     assert machine("580.65", words=words.split()).returncode == 0
-    assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had scored is not scored again
+    assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had made is not made again
 
 
 SUITE = "-m pytest -n 4 --dist worksteal"
