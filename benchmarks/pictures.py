@@ -29,7 +29,7 @@ def main() -> None:
             page.set_viewport_size(dict(width=660, height=481))
             page.goto((ROOT / "runs/tiny-chat/page.html").as_uri())
             page.wait_for_selector("#input:enabled")  # it has its weights, and has checked itself
-            page.fill("#seed", "0")
+            page.evaluate("document.getElementById('seed').value = 0")  # it is under Options
             page.mouse.move(0, 0)  # under the pointer, a token would show its alternatives
             for n, question in enumerate(QUESTIONS):
                 page.fill("#input", question)
