@@ -162,12 +162,12 @@ if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # trained since it was sc
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 fi
 if [[ ! $run/page.html -nt $run/status.json ]]; then
-  python export.py "$preset" --page
+  python export.py "$preset" --page || true  # it says why not: gpt.js lacks a part of your model.py
 fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"
 echo "metrics      $run/metrics.jsonl"
 echo "report       $run/report.html"
-echo "page         $run/page.html"
+if [[ $run/page.html -nt $run/status.json ]]; then echo "page         $run/page.html"; fi
 case $first in
   tiny) echo "next         bash run.sh tiny-chat; or .venv/bin/python eval.py look; or bash run.sh lesson 1" ;;
   tiny-chat) echo "next         open runs/tiny-chat/page.html in a browser" ;;
