@@ -31,10 +31,10 @@ def main() -> None:
             page.wait_for_selector("#input:enabled")  # it has its weights, and has checked itself
             page.evaluate("document.getElementById('seed').value = 0")  # it is under Options
             page.mouse.move(0, 0)  # under the pointer, a token would show its alternatives
-            for n, question in enumerate(QUESTIONS):
+            for question in QUESTIONS:
                 page.fill("#input", question)
                 page.press("#input", "Enter")
-                page.locator(".answer:not(.writing)").nth(n).wait_for()
+                page.locator("#send", has_text="Send").wait_for()  # meanwhile it says Stop
             page.screenshot(path=out / f"chat-{scheme}.png")
 
 
