@@ -511,7 +511,6 @@ _FOREIGN = {
     "--recompute": "gradient_checkpointing",
     "--resume auto, the default: the same command goes on": "resume_from_checkpoint",
     "--wandb": "wandb_log wandb_project report_to",
-    "done by ssh: ssh -L 8049:localhost:8049 MACHINE": "host token",
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
     "all 22, always; lm_eval asks any of them (docs/evaluation.md)": "tasks",
     "a shorter file: shuf -n 200 FILE.jsonl": "limit",

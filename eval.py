@@ -7,7 +7,6 @@
     core        the CORE score, with GPT-2's beside it
     look        a page on what the model does inside: where it looks, what each head is worth
     tournament  models write after the same prompts, and a judge compares what they wrote
-    serve       a page to try it
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
     plan        memory, hours, dollars and loss of a preset on another machine
 
@@ -45,7 +44,6 @@ COMMANDS = {
     "core": ("instruments.exams.core", "score_core", "CoreConfig"),
     "look": ("instruments.pages.look", "look", "LookConfig"),
     "tournament": ("instruments.exams.tournament", "play", "TournamentConfig"),
-    "serve": ("instruments.talk.serve", "run", "ServeConfig"),
     "report": ("instruments.pages.report", "rewrite", "ReportConfig"),
     "compare": ("instruments.pages.report", "compare", ""),
     "plan": ("instruments.run.forecast", "main", ""),

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# bash run.sh [PRESET [OPTIONS]]   set up, prepare text, train a GPT (default: tiny), print samples;
-#                                  the options are train.py's: run.sh d12 --mirror s3://BUCKET/runs
+# bash run.sh [PRESET [OPTIONS]]   set up, prepare text, train a GPT (default: tiny), print samples,
+#                                  write a page that holds it; the options are train.py's:
+#                                  run.sh d12 --mirror s3://BUCKET/runs
 # bash run.sh lesson 7             run a lesson of course/
 # bash run.sh test [PYTEST'S]      run the tests
 # bash run.sh eval                 install requirements-eval.txt; also store, scaling, cluster, course
@@ -160,10 +161,14 @@ if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # trained since it was sc
   python eval.py loss "$preset" || [[ " $*" == *" --stage"* ]]
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 fi
+if [[ ! $run/page.html -nt $run/status.json ]]; then
+  python export.py "$preset" --page || true  # it says why not: gpt.js lacks a part of your model.py
+fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"
 echo "metrics      $run/metrics.jsonl"
 echo "report       $run/report.html"
+if [[ $run/page.html -nt $run/status.json ]]; then echo "page         $run/page.html"; fi
 case $first in
   tiny) echo "next         bash run.sh tiny-chat; or .venv/bin/python eval.py look; or bash run.sh lesson 1" ;;
-  tiny-chat) echo "next         .venv/bin/python eval.py serve tiny-chat" ;;
+  tiny-chat) echo "next         open runs/tiny-chat/page.html in a browser" ;;
 esac

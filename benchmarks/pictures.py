@@ -1,7 +1,7 @@
 """The pictures of README.md, light and dark: `python benchmarks/pictures.py`.
 
 After `bash run.sh`, `bash run.sh tiny-chat` and `bash run.sh eval`; needs playwright and a
-Chromium. Writes docs/pictures. Next: instruments/pages/look.html, instruments/talk/serve.html.
+Chromium. Writes docs/pictures. Next: instruments/pages/look.html, instruments/pages/page.html.
 """
 
 import shutil
@@ -16,29 +16,26 @@ QUESTIONS = ("Who are you?", "What does dumps do?")
 
 
 def main() -> None:
-    program = [sys.executable, "eval.py"]
     out = ROOT / "docs" / "pictures"
-    subprocess.run([*program, "look", "tiny"], cwd=ROOT, check=True)
-    server = subprocess.Popen([*program, "serve", "tiny-chat"], cwd=ROOT, stdout=subprocess.PIPE)
-    server.stdout.readline()  # it says that it listens
+    subprocess.run([sys.executable, "eval.py", "look", "tiny"], cwd=ROOT, check=True)
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=shutil.which("chromium"))
         for scheme in ("light", "dark"):
             page = chromium.new_page(color_scheme=scheme)
-            page.add_init_script("Math.random = () => 0")  # the seed of the answers
             page.set_viewport_size(dict(width=1180, height=860))
             page.goto((ROOT / "runs/tiny/look.html").as_uri())
             page.wait_for_selector("body[data-ready]")
             page.screenshot(path=out / f"look-{scheme}.png")
             page.set_viewport_size(dict(width=660, height=481))
-            page.goto("http://127.0.0.1:8049")
+            page.goto((ROOT / "runs/tiny-chat/page.html").as_uri())
+            page.wait_for_selector("#input:enabled")  # it has its weights, and has checked itself
+            page.evaluate("document.getElementById('seed').value = 0")  # it is under Options
             page.mouse.move(0, 0)  # under the pointer, a token would show its alternatives
-            for n, question in enumerate(QUESTIONS):
+            for question in QUESTIONS:
                 page.fill("#input", question)
                 page.press("#input", "Enter")
-                page.locator(".answer:not(.writing)").nth(n).wait_for()
+                page.locator("#send", has_text="Send").wait_for()  # meanwhile it says Stop
             page.screenshot(path=out / f"chat-{scheme}.png")
-    server.terminate()
 
 
 if __name__ == "__main__":

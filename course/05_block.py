@@ -159,6 +159,11 @@ def examined(model: nn.Module) -> float:
 # With the options that make it this small, and the same weights, its scores are equal to these (a
 # test in `tests/course/test_course.py` compares them).
 #
+# **The whole of inference.** A model that is trained needs nothing but this forward pass.
+# `instruments/pages/gpt.js` is that of `model.py` once more, in plain JavaScript and without any
+# library, one position at a time. A page with the weights and these lines writes in any browser
+# (lesson 14 makes one). Read the two files side by side: same order, same names.
+#
 # ## Before the first step
 # Initial values can be judged without any training. (With a head of size 1 instead of 0.001 the
 # first loss is about 32 bits: strong opinions about nothing.)

@@ -255,3 +255,12 @@ lesson.save(fig, "14_name")
 # that your trainer has made, tunes it with your `render` and `shifted` on questions about the
 # library ("What is it called? ...", "What does ... do?", "Which arguments does ... take?", "Who are
 # you?"), and then you can type to it.
+#
+# ## Take it with you
+# `bash run.sh tiny-chat` tunes `tiny` for longer, with the same template, and then runs
+# `python export.py tiny-chat --page`
+#
+# which writes runs/tiny-chat/page.html: one file with the weights, the tokenizer, the template and
+# lesson 5's forward pass. A browser is enough to open it, on any machine. Ask it who it is, type
+# `<|assistant|>` into a question, look at what each token surprised it, and mail it to whoever asks
+# what you have been doing (docs/page.md).

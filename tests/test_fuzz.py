@@ -165,7 +165,7 @@ def here(small_data, tmp_path_factory):
 # What each program calls first that writes, takes long or needs a network.
 WORK = """machinery.folders.lock_run machinery.disk.lock stores.stage.once_per_node
     machinery.trained.load_model instruments.pages.report.write
-    instruments.talk.serve.open_server preparation.pool.open_pool eval.load_model""".split()
+    preparation.pool.open_pool eval.load_model""".split()
 
 
 # a command that is accepted => with how many lists of more words it is tried
@@ -179,7 +179,6 @@ eval sample tiny --device cpu => 12
 eval choice tiny --device cpu --task exam.jsonl => 12
 eval look tiny --device cpu => 12
 eval tournament tiny --device cpu --n_prompts 2 --prompt_tokens 8 --max_new_tokens 8 => 12
-eval serve tiny --device cpu => 12
 eval report tiny => 12
 """
 KINDS = dict(train=(GPTConfig, TrainConfig, RunConfig), prepare_data=[DataConfig])

@@ -230,7 +230,7 @@ OTHER_DOORS = {
     "reading.py": "source text, which the user names",
     "cli.py": "torchrun's error file, and /dev/null",
     "log.py": "/dev/null, and ~/.netrc",
-    "serve.py": "its page, beside the code",
+    "page.py": "its template and scripts, beside the code",
 }
 
 

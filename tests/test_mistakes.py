@@ -180,9 +180,6 @@ eval.py tournament
     --run_dir {run} {short} --judge http://h/v1 --criteria {files}/latin.txt => latin.txt
     --run_dir {run} --judge http://h/v1 --prompts {files}/empty.jsonl => line 1
 
-eval.py serve tiny
-    --host x => --host | ssh -L
-
 export.py tiny
     --run_dir nowhere => nowhere | train.py
     --run_dri x => --run_dri | --run_dir | --help

@@ -175,14 +175,16 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
         assert done.returncode == 0 and _commands(tmp_path, ".py") == begin
         (tmp_path / "commands").unlink()
     disk.write_json(run_dir / "status.json", {"state": "done"})
+    (tmp_path / "fails").write_text("export.py d12 --page")  # a trained model is what counts
     done = machine("580.65", words=words.split())
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "page.html" not in done.stdout, done.stderr
     assert any((tmp_path / "site").glob("s3fs-*")) == store
-    once = [*begin, "eval.py loss d12", "eval.py sample d12"]
+    once = [*begin, "eval.py loss d12", "eval.py sample d12", "export.py d12 --page"]
     assert _commands(tmp_path, ".py") == once
-    (run_dir / "eval.jsonl").write_text("")
-    assert machine("580.65", words=words.split()).returncode == 0
-    assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had scored is not scored again
+    for made in ("eval.jsonl", "page.html"):
+        (run_dir / made).write_text("")
+    assert "page         runs/d12/page.html\n" in machine("580.65", words=words.split()).stdout
+    assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had made is not made again
 
 
 SUITE = "-m pytest -n 4 --dist worksteal"

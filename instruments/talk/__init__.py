@@ -1,1 +1,1 @@
-"""Use a model: continue a prompt, talk in the terminal, serve it over HTTP."""
+"""Use a model: continue a prompt, talk in the terminal."""

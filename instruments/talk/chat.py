@@ -5,13 +5,16 @@ into the model's positions, the oldest questions go. Ctrl-C ends an answer; at t
 the program, as the end of the input does. Next: preparation/chat.py has the template.
 """
 
+import codecs
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import torch
 
 from config import Count, UsageError
-from instruments.talk.drawing import DrawConfig, Piece, Writer
+from instruments.talk.sample import DrawConfig, draw_on_one_thread
 from machinery.output import printable, say
 from model import GPT
 from preparation.chat import encode, marks
@@ -35,7 +38,7 @@ class Talk:
     def __init__(self, model: GPT, tokenizer: Tokenizer, config: ChatConfig):
         self.tokenizer = tokenizer
         self.config = config
-        self.writer = Writer(model, tokenizer)
+        self.model = model
         self.most = min(config.max_new_tokens, model.config.seq_len // 2)
         self.room = model.config.seq_len - self.most  # for all but the answer
         self.exchanges = []
@@ -70,15 +73,32 @@ class Talk:
         self.exchanges = kept
         return dropped
 
-    def answer(self) -> Iterator[Piece]:
-        """Draw the answer to the last question, until the model ends it or it is long enough. What
-        was drawn stays in the conversation, even if the caller stops early."""
+    def answer(self) -> Iterator[str]:
+        """Draw the answer to the last question, until the model ends it or it has `most` tokens:
+        its text, whole characters at a time. What was drawn stays in the conversation, even if the
+        caller stops early."""
+        config = self.config
+        device = self.model.cos.device
+        idx = torch.tensor([self.ids(self.exchanges)], device=device)  # (1, T)
         drawn = self.exchanges[-1][1]
-        seed = self.config.seed + len(self.exchanges)
-        options = replace(self.config, max_new_tokens=self.most, seed=seed)
-        for piece in self.writer.write(self.ids(self.exchanges), options):
-            drawn += [t.id for t in piece.tokens if t.id not in self.writer.ends]
-            yield piece
+        stream = self.model.stream(
+            idx,
+            max_new_tokens=self.most,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            generator=torch.Generator(device).manual_seed(config.seed + len(self.exchanges)),
+        )
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for new in stream:
+            token = new.item()
+            if token in self.tokenizer.special.values():
+                break
+            drawn.append(token)
+            text = decoder.decode(self.tokenizer.bytes_of[token])
+            if text:  # else the token began a character, which the next ones end
+                yield text
+        yield decoder.decode(b"", final=True)
 
 
 def questions() -> Iterator[str]:
@@ -100,10 +120,10 @@ def reply(talk: Talk, question: str) -> None:
     if dropped:
         say(f"[context full: questions dropped, the oldest first: {dropped}]")
     try:
-        for piece in talk.answer():
-            print(printable(piece.text), end="", flush=True)
-            if piece.end == "length":
-                say(f"\n[cut at {talk.most} tokens]", end="")
+        for text in talk.answer():
+            print(printable(text), end="", flush=True)
+        if len(talk.exchanges[-1][1]) == talk.most:
+            say(f"\n[cut at {talk.most} tokens]", end="")
     except KeyboardInterrupt:
         print("\n[stopped]", end="")
     print(flush=True)
@@ -117,6 +137,7 @@ def talk(config: ChatConfig, load_model: Callable) -> None:
             f"{loaded.path} was not tuned on conversations, so it completes text; docs/chat.md "
             "says how to tune it, and eval.py sample shows what it writes"
         )
+    draw_on_one_thread(loaded.model)
     conversation = Talk(loaded.model, loaded.tokenizer, config)
     for question in questions():
         try:

@@ -12,15 +12,34 @@ from itertools import takewhile
 
 import torch
 
-from config import Count, Preset, UsageError, find_preset
-from instruments.talk.drawing import DrawConfig, draw_on_one_thread
+from config import Count, Preset, Share, UsageError, find_preset
 from machinery.errors import DataError
 from machinery.output import printable
 from machinery.shards import Manifest
-from machinery.trained import Trained
+from machinery.trained import EvalConfig, Trained
 from model import GPT
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class DrawConfig(EvalConfig):
+    """How tokens are drawn."""
+
+    temperature: float = 0.8
+    """0: always the likeliest token; 1: the model's own probabilities."""
+    top_k: int = 50
+    """Draw among this many of the likeliest tokens; 0: among all."""
+    top_p: Share = 1.0
+    """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
+    seed: int = 0
+    """Seed of the draws."""
+
+
+def draw_on_one_thread(model: GPT) -> None:
+    """On a CPU: hardly slower for a small model, and several times faster if others run too."""
+    if model.cos.device.type == "cpu" and model.config.n_embd < 1024:
+        torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)

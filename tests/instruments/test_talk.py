@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 import sys
+from itertools import takewhile
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
         asked.append(" ".join(words))
         if rng.random() < 0.3:
             dropped = talk.ask(asked[-1])
-            text = printable(next(talk.answer()).text)
+            text = printable(next(talk.answer()))
         else:
             reply(talk, asked[-1])
             printed = capsys.readouterr().out
@@ -55,7 +56,7 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
             ids += [*answer, 3, *chat.encode([("user", question)], tokenizer, reply=True)]
         for i in drawn:  # the slow way
             with torch.no_grad():
-                logits = talk.writer.model(torch.tensor([ids]))[0, -1]
+                logits = talk.model(torch.tensor([ids]))[0, -1]
             assert logits[i] > logits.max() - 1e-4  # which of two equals, is no matter
             ids.append(i)
     assert cuts > 5
@@ -66,18 +67,53 @@ def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer)
     talk = talk_with(tokenizer, 64)
     assert talk.most == 32  # half of the positions, of the 256 asked for
     talk.ask("cat")
-    say_all = lambda: [t.id for piece in talk.answer() for t in piece.tokens]
-    before = [("cat", [i for i in say_all() if i not in tokenizer.special.values()])]
+    assert "".join(talk.answer()) == tokenizer.decode(talk.exchanges[0][1])
+    before = [("cat", [*talk.exchanges[0][1]])]
     with pytest.raises(UsageError, match="32"):
         talk.ask("What is a mat? " * 20)
     assert talk.exchanges == before
     talk.ask("cat")
-    assert len(say_all()) <= 32
+    assert "".join(talk.answer()) == tokenizer.decode(talk.exchanges[-1][1])
+    assert len(talk.exchanges[-1][1]) <= 32
     # before the first question, which is not the one that is too long
     with pytest.raises(UsageError, match="--system.* 16"):
         talk_with(tokenizer, 64, system="What is a mat? " * 20)
     talk = talk_with(tokenizer, 64, system="What is")
     assert talk.ask("cat") == 0
+
+
+def test_an_answer_is_drawn_as_it_was_asked_for(tokenizer):
+    """The nth question with the nth seed."""
+    options = dict(temperature=0.8, top_k=20, top_p=0.9)
+    talk = talk_with(tokenizer, 128, max_new_tokens=20, seed=7, **options)
+    for n in (1, 2):
+        talk.ask("cat")
+        idx = torch.tensor([talk.ids(talk.exchanges)])
+        generator = torch.Generator().manual_seed(7 + n)
+        new = [
+            i.item()
+            for i in talk.model.stream(idx, max_new_tokens=20, generator=generator, **options)
+        ]
+        assert "".join(talk.answer()) == tokenizer.decode(takewhile(lambda i: i > 3, new))
+
+
+def test_text_comes_as_soon_as_its_characters_are_whole(tokenizer, capsys):
+    """A byte a token; the text ends within a character."""
+    raw = "a\u00e9 \u4f60 \U0001f642 \xff!".encode() + b"\xe4\xbd"
+    token_of = {part: i for i, part in tokenizer.bytes_of.items()}
+    script = [token_of[bytes([byte])] for byte in raw]
+    left = iter([*script, tokenizer.special["<|end|>"]] * 3)
+    talk = talk_with(tokenizer, 256)
+    talk.model.register_forward_hook(
+        lambda *args: args[2].index_fill(-1, torch.tensor(next(left)), 1e4)
+    )
+    talk.ask("cat")
+    assert [*talk.answer()] == [*raw.decode(errors="ignore"), "\ufffd"]
+    assert talk.exchanges == [("cat", script)]
+    for talk.most in (len(script) + 1, len(script)):  # not reached; reached, and not passed
+        reply(talk, "mat")
+        cut = f"\n[cut at {talk.most} tokens]" * (talk.most == len(script))
+        assert capsys.readouterr().out == f"{raw.decode(errors='replace')}{cut}\n"
 
 
 def test_a_conversation_in_the_terminal(answering):
@@ -111,7 +147,7 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeyp
 
     monkeypatch.setattr("builtins.input", type_in)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    talk.writer.model.register_forward_pre_hook(interrupt)
+    talk.model.register_forward_pre_hook(interrupt)
     for question in questions():
         reply(talk, question)
     first, second = capsys.readouterr().out.split("> ")[1:3]
