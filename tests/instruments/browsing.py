@@ -38,7 +38,7 @@ def opened(browser, address, width: int = 1280, scheme: str = "light", height: i
     page.on("requestfailed", lambda r: "csp" in r.failure.lower() and page.asked.remove(r))
     page.goto(address)
     yield page
-    home = (address.partition("#")[0], "data:", "about:blank")
+    home = (address.partition("#")[0], "data:", "blob:", "about:blank")
     assert [r.url for r in page.asked if not r.url.startswith(home)] == errors == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     context.close()
