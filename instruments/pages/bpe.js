@@ -31,6 +31,7 @@ class BPE {
 
   pieces(text) {  // each pattern cuts the pieces of the one before: matches, and what is between
     const cut = (pieces, split) => pieces.flatMap((piece) => {
+      if (this.added.has(piece)) return [piece];
       const parts = [];
       let end = 0;
       for (const {0: match, index} of piece.matchAll(split)) {

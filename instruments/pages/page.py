@@ -39,10 +39,12 @@ BYTE_LEVEL = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\
 
 
 def write(loaded: Trained, out: str, half: bool) -> None:
-    """Write the page, and if its weights are many a file with them beside it. out: the file; empty:
-    page.html in the folder of the run. half: weights in fp16. Afterwards the model has the weights
-    of the page."""
+    """Write the page, and if its weights are many a file with them beside it. out: the file, or a
+    folder for page.html; empty: that of the run. half: weights in fp16. Afterwards the model has
+    the weights of the page."""
     file = Path(out or loaded.run_dir / "page.html")
+    if file.is_dir():
+        file = file / "page.html"
     facts = facts_of(loaded)
     form = "fp16" if half else "int8"
     before = held_out_loss(loaded)
@@ -135,7 +137,7 @@ def describe(loaded: Trained) -> dict:
     tokenizer = loaded.tokenizer
     tuned = loaded.provenance.tuned
     prompts = prompts_of(loaded)
-    ids = prompt_ids(prompts[0], tokenizer, tuned)[0][:8]
+    ids = prompt_ids(prompts[0], tokenizer, tuned)[0][: min(8, loaded.model.config.seq_len)]
     log_p, top = loaded.model(torch.tensor([ids]))[0, -1].log_softmax(-1).topk(5)
     return dict(
         name=loaded.run_dir.name,

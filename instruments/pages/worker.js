@@ -99,7 +99,8 @@ function unpack(given) {  // base64 or an ArrayBuffer -> name -> {values, scale,
   }
   const mark = new TextDecoder().decode(bytes.slice(0, 16));
   if (mark !== model.weights.mark || bytes.byteLength !== model.weights.bytes) {
-    throw new Error(`This is not the whole ${model.weights.file} that was written with this page.`);
+    const file = model.weights.file || "model";
+    throw new Error(`This is not the whole ${file} that was written with this page.`);
   }
   let at = 16;
   const take = (Kind, count) => {
