@@ -33,7 +33,6 @@ LARGEST = 10**15  # a float still holds it exactly
 Size = Annotated[int, 1, 1 << 20]
 Count = Annotated[int, 1, LARGEST]
 Share = Annotated[float, 0, 1]
-Amount = Annotated[float, 0, 1e7]
 Local = Annotated[str, "a path on this machine"]
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
@@ -195,7 +194,7 @@ class TrainConfig:
     """Optimizer steps; 0: as many as `tokens` takes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
-    epochs: Amount = 0.0
+    epochs: Annotated[float, 0, 1e7] = 0.0
     """How often to read the data's training rows (2, or 0.5), instead of steps or tokens."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
@@ -513,7 +512,6 @@ _FOREIGN = {
     "--wandb": "wandb_log wandb_project report_to",
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
     "all 22, always; lm_eval asks any of them (docs/evaluation.md)": "tasks",
-    "a shorter file: shuf -n 200 FILE.jsonl": "limit",
     "an option of train.py --plan and of eval.py plan": "usd_per_hour",
     "grep, in the text that was prepared": "find",
 }

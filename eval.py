@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         from stores import stage
 
         config = replace(config, data_dir=stage.copy(folder))
-    run(config, load_model=load_model)
+    run(config, load_model)
     return 0
 
 

@@ -10,9 +10,13 @@ instruments/pages/page.py writes the page.
 
 import machinery.needs  # first: it says which packages are missing
 
-from hf.export import main
+from functools import partial
+
+from hf import export
 from instruments.pages import page
 from machinery import cli
 
+main = partial(export.main, write_page=page.write)
+
 if __name__ == "__main__":
-    cli.run(lambda argv: main(argv, page.write))
+    cli.run(main)

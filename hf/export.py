@@ -40,7 +40,7 @@ class ExportConfig:
     """A checkpoint folder; empty: the newest valid one of the run."""
     out: Local = ""
     """Folder to write; it must not exist. Empty: export_STEP, or gguf_STEP, in the run's folder. Of
-    a page: the file; empty: page.html there."""
+    a page: the file, or a folder for page.html."""
     gguf: Literal["", "f32", "f16", "bf16", "q8_0"] = ""
     """Instead of a folder for transformers, a file for llama.cpp and Ollama, with weights in this
     form, if the model has a shape that they know (docs/leave.md)."""

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 import data
 from config import LARGEST, Dtype, Local, UsageError
+from instruments.pages.run_folder import page_file
 from machinery import disk
 from machinery.errors import NonFiniteError
 from machinery.output import say
@@ -57,7 +58,7 @@ class LookConfig(EvalConfig):
     """Length of the text at most. The page grows with its square: 200 tokens of 480 heads are 10
     MB."""
     out: Local = ""
-    """The file to write; empty: look.html in the folder of the run or export."""
+    """The file to write, or a folder for look.html; empty: the folder of the run or export."""
     dtype: Dtype = "fp32"
     """Dtype of the computation; auto: bf16 where the hardware has it."""
 
@@ -348,7 +349,7 @@ def look(config: LookConfig, load_model: Callable) -> None:
     found = facts_of(model, torch.tensor(ids[:limit], device=model.cos.device), loaded.tokenizer)
     origin = loaded.provenance
     found |= dict(source=source, step=origin.step, trained=origin.tokens, tuned=origin.tuned)
-    path = Path(config.out or run_dir / "look.html")
+    path = page_file(config.out, run_dir, "look.html")
     disk.write_text(path, page(found, f"Inside {run_dir.name}"))
     say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 

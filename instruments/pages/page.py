@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,6 +23,7 @@ import torch
 import data
 from bits_per_byte import score_text
 from config import UsageError
+from instruments.pages.run_folder import page_file
 from instruments.talk.sample import prompts_of
 from machinery import disk
 from machinery.errors import DataError
@@ -42,9 +44,8 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     """Write the page, and if its weights are many a file with them beside it. out: the file, or a
     folder for page.html; empty: that of the run. half: weights in fp16. Afterwards the model has
     the weights of the page."""
-    file = Path(out or loaded.run_dir / "page.html")
-    if file.is_dir():
-        file = file / "page.html"
+    start = time.monotonic()
+    file = page_file(out, loaded.run_dir, "page.html")
     facts = facts_of(loaded)
     form = "fp16" if half else "int8"
     before = held_out_loss(loaded)
@@ -67,8 +68,10 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     )
     disk.write_text(file, page(tree, b"" if beside else content))
     say("; ".join(facts))
-    for path in filter(None, (file, beside)):
-        say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    size = (len(content) if beside else 0) + file.stat().st_size
+    where = f"{file}, and beside it {beside.name}" if beside else file
+    took = time.monotonic() - start
+    say(f"wrote {where} ({size / 1e6:.1f} MB, {took:.0f} s): open it in a browser")
 
 
 def page(tree: dict, weights: bytes) -> str:
@@ -124,7 +127,8 @@ def facts_of(loaded: Trained) -> list[str]:
     facts = [f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters"]
     facts.append(loaded.about or f"{of.step:,} steps, {of.tokens:,} tokens")
     with suppress(UsageError, DataError):
-        facts.append("text: " + ", ".join(source.spec for source in loaded.data.facts.sources))
+        specs = [source.spec for source in loaded.data.facts.sources]
+        facts.append("text: " + re.sub(r"(files:)[^,]*/", r"\1", ", ".join(specs)))  # no folders
     if of.code and of.code.commit:
         facts.append(f"commit {of.code.commit[:9]}{' with edits' * of.code.changed}")
     return facts
