@@ -262,5 +262,5 @@ lesson.save(fig, "14_name")
 #
 # which writes runs/tiny-chat/page.html: one file with the weights, the tokenizer, the template and
 # lesson 5's forward pass. A browser is enough to open it, on any machine. Ask it who it is, type
-# `<|assistant|>` into a question, look at what each token surprised it, and mail it to whoever asks
+# `<|assistant|>` into a question, see which tokens surprised it, and mail it to whoever asks
 # what you have been doing (docs/page.md).

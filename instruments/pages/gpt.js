@@ -9,10 +9,11 @@ function matmul({values, scale, rows, cols}, x) {  // (R, C) with a scale for ea
     const at = r * cols;
     let a = 0, b = 0, c = 0, d = 0;
     for (let i = 0; i < cols; i++) {
-      a += values[at + i] * x[i];
-      b += values[at + cols + i] * x[i];
-      c += values[at + 2 * cols + i] * x[i];
-      d += values[at + 3 * cols + i] * x[i];
+      const factor = x[i];
+      a += values[at + i] * factor;
+      b += values[at + cols + i] * factor;
+      c += values[at + 2 * cols + i] * factor;
+      d += values[at + 3 * cols + i] * factor;
     }
     y.set([a, b, c, d], r);
   }

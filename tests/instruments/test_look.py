@@ -303,9 +303,9 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
 
 def test_a_prompt_needs_no_data_and_a_row_does(trained, tmp_path):
     where = ["--data_dir", str(tmp_path / "none")]
-    prompt = ["--prompt", "def", "--out", str(tmp_path / "page.html")]
+    prompt = ["--prompt", "def", "--out", str(tmp_path)]  # a folder
     assert evaluate.main(["look", str(trained), *CPU, *where, *prompt]) == 0
-    assert "your prompt" in (tmp_path / "page.html").read_text()
+    assert "your prompt" in (tmp_path / "look.html").read_text()
     for options in (where, ["--row", "99999"]):
         with pytest.raises(UsageError, match=options[1]):
             evaluate.main(["look", str(trained), *CPU, *options])
