@@ -33,14 +33,14 @@ OPTIONAL = {room.rstrip("*") for rooms in FLOORS for room in rooms if room.endsw
 # No number in this table is ever raised: what needs more takes away elsewhere in the same change.
 BUDGETS = {
     "train.py model.py data.py": 8672,  # the first evening
-    "*.py": 20981,
+    "*.py": 20980,
     "machinery/**/*.py stores/**/*.py": 22497,  # 2234 of them in formats.py, for all rooms
     "preparation/**/*.py": 12414,
-    "hf/**/*.py": 10658,  # 1966 of them in llama_cpp.py
-    "instruments/**/*.py": 21921,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88471,
-    "benchmarks/**/*.py": 18028,
-    "tests/**/*.py": 141563,
+    "hf/**/*.py": 10654,  # 1926 of them in llama_cpp.py
+    "instruments/**/*.py": 21861,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88406,
+    "benchmarks/**/*.py": 17993,
+    "tests/**/*.py": 141560,
     "course/**/*.py": 134636,
 }
 
