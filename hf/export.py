@@ -50,7 +50,7 @@ class ExportConfig:
     """The weights of the page in fp16, twice as large as in int8."""
 
 
-def main(argv: list[str], write_page: Callable) -> int:
+def main(argv: list[str], write_page: Callable | None = None) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint; for a
     page also an export or a stock model. write_page: (Trained, --out, whether in fp16) -> None."""
     word, options = cli.first_word(argv)

@@ -36,11 +36,11 @@ BUDGETS = {
     "*.py": 20980,
     "machinery/**/*.py stores/**/*.py": 22497,  # 2234 of them in formats.py, for all rooms
     "preparation/**/*.py": 12414,
-    "hf/**/*.py": 10654,  # 1926 of them in llama_cpp.py
+    "hf/**/*.py": 10658,  # 1926 of them in llama_cpp.py
     "instruments/**/*.py": 21861,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88406,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88410,
     "benchmarks/**/*.py": 17993,
-    "tests/**/*.py": 141560,
+    "tests/**/*.py": 141562,
     "course/**/*.py": 134636,
 }
 

@@ -53,7 +53,7 @@ def export_gguf(tokenizer, tmp_path, monkeypatch):
     def export_gguf(model, form="f32", tuned=False, tokenizer=tokenizer, name="run"):
         provenance = provenance_of(model, conversations=tuned)
         loaded = Trained(EvalConfig(), tmp_path / name, provenance, model, tokenizer)
-        monkeypatch.setattr(models, "load_model", lambda config: loaded)
+        monkeypatch.setattr(models, "load_model", lambda *_: loaded)
         return export.export(export.ExportConfig(out=str(tmp_path / "out"), gguf=form))
 
     return export_gguf
