@@ -2,7 +2,7 @@
 // logits of the next one. This is all of inference. Letters as in model.py: C = n_embd, H query
 // heads, G key/value heads, D = head_dim, V = vocab_size; t is a position, from 0.
 
-function matmul({values, scale, rows, cols}, x) {  // (R, C) with a scale for each row, (C,) -> (R,)
+function matmul({values, scale, rows, cols}, x) {  // (rows, cols), (cols,) -> (rows,)
   const y = new Float32Array(rows);
   const four = rows - rows % 4;
   for (let r = 0; r < four; r += 4) {  // four rows at a time: their sums do not wait for each other
@@ -23,7 +23,7 @@ function matmul({values, scale, rows, cols}, x) {  // (R, C) with a scale for ea
   return y.map((value, r) => value * scale[r]);
 }
 
-const rowOf = ({values, scale, cols}, r) =>  // (R, C) -> (C,): a table's row
+const rowOf = ({values, scale, cols}, r) =>  // (rows, cols) -> (cols,): one row
   Float32Array.from(values.subarray(r * cols, (r + 1) * cols), (value) => value * scale[r]);
 const sigmoid = (z) => 1 / (1 + Math.exp(-z));
 const add = (x, y) => x.map((value, i) => value + y[i]);

@@ -36,6 +36,8 @@ from tokenizer import AWKWARD, Tokenizer, read_spec
 MOST = 60_000_000  # weights in a page; more go into a file beside it
 SCORED = 8192  # tokens of held-out rows, about, on which the cost of rounding is measured
 TEXTS = (AWKWARD, "it's 12345 I'LL \u0915\u094d\u0937\u093f x\u0301 \ufeff\x85\x1c a\u3000\u2003b")
+# Of a source, all but the last part of a path; a repository of the Hub stays as it is.
+FOLDERS = r"(?s)^(?!(?:[\w.-]+=)?hf:[\w-]+/)((?:[\w.-]+=)?(?:\w+:)?).*/(?=.)"
 # How the pre_tokenizer ByteLevel cuts text by itself: as GPT-2.
 BYTE_LEVEL = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -46,6 +48,8 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     the weights of the page."""
     start = time.monotonic()
     file = page_file(out, loaded.run_dir, "page.html")
+    if file.suffix == ".weights":  # the name of the file beside it
+        raise UsageError(f"--out {file}: give the page a name that ends in .html")
     facts = facts_of(loaded)
     form = "fp16" if half else "int8"
     before = held_out_loss(loaded)
@@ -127,8 +131,8 @@ def facts_of(loaded: Trained) -> list[str]:
     facts = [f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters"]
     facts.append(loaded.about or f"{of.step:,} steps, {of.tokens:,} tokens")
     with suppress(UsageError, DataError):
-        specs = [source.spec for source in loaded.data.facts.sources]
-        facts.append("text: " + re.sub(r"(files:)[^,]*/", r"\1", ", ".join(specs)))  # no folders
+        specs = [re.sub(FOLDERS, r"\1", source.spec) for source in loaded.data.facts.sources]
+        facts.append("text: " + ", ".join(specs))
     if of.code and of.code.commit:
         facts.append(f"commit {of.code.commit[:9]}{' with edits' * of.code.changed}")
     return facts
