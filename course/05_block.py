@@ -162,7 +162,7 @@ def examined(model: nn.Module) -> float:
 # **The whole of inference.** A model that is trained needs nothing but this forward pass.
 # `instruments/pages/gpt.js` is that of `model.py` once more, in plain JavaScript and without any
 # library, one position at a time. A page with the weights and these lines writes in any browser
-# (lesson 14 makes one). Read the two files side by side: same order, same names.
+# (lesson 14 makes one). Read the two files side by side.
 #
 # ## Before the first step
 # Initial values can be judged without any training. (With a head of size 1 instead of 0.001 the

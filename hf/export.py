@@ -10,7 +10,6 @@ greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and whic
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -47,18 +46,19 @@ class ExportConfig:
     page: bool = False
     """Instead of a folder, one HTML file that holds the model, for any browser (docs/page.md)."""
     page_fp16: bool = False
-    """The weights of the page in fp16, twice as large as in int8."""
+    """Likewise, with weights in fp16, twice as large as in int8."""
 
 
-def main(argv: list[str], write_page: Callable | None = None) -> int:
+def main(argv: list[str], write_page=None) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint; for a
     page also an export or a stock model. write_page: (Trained, --out, whether in fp16) -> None."""
     word, options = cli.first_word(argv)
     default = ExportConfig(**trained.find_model(word))
     config = cli.read_options(default, options, f"export.py {word}")
-    if config.page and config.gguf:
+    is_page = config.page or config.page_fp16
+    if is_page and config.gguf:
         raise UsageError("--page and --gguf make a file each; give one of them")
-    if config.page:
+    if is_page:
         write_page(load(config), config.out, config.page_fp16)
         return 0
     if config.gguf:

@@ -41,7 +41,7 @@ function softmax(x) {  // (n,) -> (n,), which sums to 1
   return p.map((value) => value / sum);
 }
 
-function rotate(x, angles) {  // (D,), (D/2,) -> (D,): pairs of channels i and i + D/2 are turned
+function applyRope(x, angles) {  // (D,), (D/2,) -> (D,): pairs of channels i and i + D/2 are turned
   const half = angles.length;
   return x.map((value, i) => {
     const other = i < half ? -x[i + half] : x[i - half];
@@ -86,7 +86,7 @@ class GPT {
     const angles = this.frequency.map((f) => (hasRope ? t * f : 0));  // (D/2,)
     const placed = (heads, h) => {  // (n * D,) -> (D,): one head
       const head = heads.subarray(h * D, (h + 1) * D);
-      return rotate(this.config.qk_norm ? rmsNorm(head) : head, angles);
+      return applyRope(this.config.qk_norm ? rmsNorm(head) : head, angles);
     };
     for (let g = 0; g < G; g++) k.set(placed(k, g), g * D);
     this.keys[layer][t] = k;
@@ -128,9 +128,9 @@ class GPT {
     return cap ? y.map((value) => cap * Math.tanh(value / cap)) : y;
   }
 
-  // Read position t. Returns the residual stream after the embedding and after each layer, (C,)
-  // each, and where each head looks: [layer][head] (t + 1,).
-  read(t) {
+  // The forward pass at position t. Returns the residual stream after the embedding and after each
+  // layer, (C,) each, and where each head looks: [layer][head] (t + 1,).
+  forward(t) {
     let x = rowOf(this.weights["embed.weight"], this.ids[t]);  // (C,)
     if (this.config.embed_norm) x = rmsNorm(x);
     const stream = [x];
@@ -153,7 +153,7 @@ class GPT {
     for (; t < n; t++) {
       if (this.ids[t] !== ids[t]) this.ids.length = t;
       this.ids[t] = ids[t];
-      found = this.read(t);
+      found = this.forward(t);
     }
     return found;
   }

@@ -33,7 +33,7 @@ from model import GPT, KINDS, kind_of
 from preparation.chat import prompt_ids
 from tokenizer import AWKWARD, Tokenizer, read_spec
 
-MOST = 60_000_000  # weights in a page; more go into a file beside it
+MOST = 60_000_000  # bytes of weights in a page; more go into a file beside it
 SCORED = 8192  # tokens of held-out rows, about, on which the cost of rounding is measured
 TEXTS = (AWKWARD, "it's 12345 I'LL \u0915\u094d\u0937\u093f x\u0301 \ufeff\x85\x1c a\u3000\u2003b")
 # Of a source, all but the last part of a path; a repository of the Hub stays as it is.
@@ -55,13 +55,15 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     before = held_out_loss(loaded)
     tensors = [*rounded(loaded.model, half)]
     cost = held_out_loss(loaded) - before
+    paid = "what it costs is not known, as the held-out text cannot be read"
     if not math.isnan(cost):
-        facts.append(f"{form} instead of fp32: {cost:+.5f} nats per token of held-out text")
+        paid = f"{cost:+.5f} nats per token of held-out text"
+    facts.append(f"{form} instead of fp32: {paid}")
     content = b"".join(content for *_, content in tensors)
     mark = hashlib.sha256(content).hexdigest()[:16]
     content = mark.encode() + content
     beside = None
-    if sum(p.numel() for p in loaded.model.parameters()) > MOST:
+    if len(content) > MOST:
         beside = file.with_suffix(".weights")
         disk.write_bytes(beside, content)
     tree = describe(loaded) | dict(

@@ -118,7 +118,6 @@ def compare(file: Path, loaded: Trained) -> None:
         assert found == pytest.approx([p.max().item(), p[row[n]].item()], abs=1e-5)
         likeliest = loaded.tokenizer.bytes_of[p.argmax().item()]
         assert guess["text"] == likeliest.decode(errors="backslashreplace")
-    assert end == config.n_layer
     assert [near["top"][0]["p"], near["p"]] == found
 
 

@@ -92,6 +92,10 @@ def test_a_text_goes_on(write, browser, tokenizer):
         assert one == texts(page)[0] != texts(page)[1] == texts(page)[2]
         assert "the context of 96 tokens is full" in say(page, "", tokens=500)
         assert "the model sees 96 at most" in say(page, "") and len(texts(page)) == 3
+        page.fill("#top_p", "2")  # which no answer has
+        page.fill("#input", "kept")
+        page.click("#again")
+        assert page.input_value("#input") == "kept"
 
 
 def test_stop(write, browser):
@@ -110,7 +114,7 @@ def test_stop(write, browser):
 
 
 def test_a_conversation(write, browser, tokenizer):
-    file, model = write(tuned=True, seq_len=128)
+    file, model = write(tuned=True, seq_len=160)
     with opened(browser, file) as page:
         ids = [tokenizer.bos_id]
         turns = [("system", "It is.")]
@@ -121,10 +125,10 @@ def test_a_conversation(write, browser, tokenizer):
             assert texts(page)[-1] == tokenizer.decode(answer).rstrip("\ufffd")
             ids += [*answer, tokenizer.special["<|end|>"]]
             turns = []
-        for _ in range(3):
-            end = say(page, "What is the cat that sat on the mat?")
+        assert "left out" not in say(page, "cat", tokens=500)  # half the context is enough
+        end = say(page, "What is the cat that sat on the mat?", tokens=12)
         assert "no longer fit and were left out: " in end
-        assert "sees 128 at most" in say(page, "a b " * 80)
+        assert "sees 160 at most" in say(page, "a b " * 80)
 
 
 @pytest.mark.parametrize("width, scheme", SCREENS)
@@ -168,7 +172,6 @@ def test_hostile_strings_stay_text(write, browser, monkeypatch):
         page.locator(".token").first.click()
         page.wait_for_selector(".head")
         assert page.inner_text("#name") == HOSTILE and HOSTILE in texts(page)[0]
-        assert page.locator("img").count() == 0
         blocked = """() => new Promise((done) => {
             document.addEventListener("securitypolicyviolation", (e) => done(e.effectiveDirective));
             const script = document.createElement("script");
