@@ -1,25 +1,21 @@
 """The loss on held-out text, and which targets it comes from: `python eval.py loss RUN`.
 
 A target continues a copy if the same two tokens stood earlier in its row and were followed by it.
-A change that helps to copy should be judged by the other targets, too (`--by copy`). The figures of
-each row are kept in RUN_DIR/val_rows_STEP.npy: `eval.py compare` needs them to tell a difference
-from chance. Next: pages/multiplier.py, which reads them.
+A change that helps to copy should be judged by the other targets, too (`--by copy`). Next:
+pages/multiplier.py, what a smaller loss is worth.
 """
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import data
 from bits_per_byte import loss_and_bpb, reads_future, sums_of
 from config import Count, UsageError
-from instruments.pages.multiplier import aligned, rows_file
-from machinery import disk
+from instruments.pages.multiplier import aligned
 from machinery.errors import NonFiniteError
 from machinery.output import say
 from machinery.screen import sources_line
@@ -73,16 +69,19 @@ def copy_classes(ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T), the first two of a batch -> sums of each row by class of targets,
-    (N, classes, 4) fp32, as bits_per_byte.sums_of has them: nats, targets, nats and bytes of text;
-    and sums of each position, (2, T) fp64: nats and targets. Both on the host.
+def score(
+    model: GPT, batches: Iterable, token_bytes: Tensor, n_sources: int
+) -> tuple[Tensor, Tensor]:
+    """Batches of inputs and targets (B, T), and for each row the index of its source -> sums by
+    source and class of targets, (sources, classes, 4), as bits_per_byte.sums_of has them: nats,
+    targets, nats and bytes of text; and sums by position, (2, T): nats and targets. Both fp64, on
+    the host.
 
-    Of the targets that count: in a conversation, only answers do. Nothing else of a batch is kept,
+    Of the targets that count: in a conversation, only answers do. Nothing else is kept of a batch,
     so that a long held-out text fits into memory."""
-    rows = bytearray()  # tensors, kept one by one, would leave the heap full of holes
+    by_class = torch.zeros(n_sources, len(CLASSES), 4, dtype=torch.double)
     by_position = torch.zeros(2, 1, dtype=torch.double)  # (2, T) from the first batch on
-    for inputs, targets, *_ in batches:
+    for inputs, targets, sources in batches:
         nats = model(inputs, targets, reduction="none").cpu()  # (B, T)
         targets = targets.cpu()
         counted = targets != data.IGNORED
@@ -91,16 +90,15 @@ def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, T
             raise NonFiniteError("the loss of held-out text is NaN or infinite")
         by_position = by_position + torch.stack([nats, counted]).sum(1, dtype=torch.double)
         classes = copy_classes(torch.cat([inputs.cpu(), targets[:, -1:]], dim=1))
-        sums = []  # (B,) each
         for k in range(len(CLASSES)):
             of_class = targets.where(classes == k, data.IGNORED)
-            sums += sums_of(nats, of_class, token_bytes).values()
-        rows += torch.stack(sums, dim=1).numpy().tobytes()  # (B, classes * 4)
-    return torch.frombuffer(rows, dtype=torch.float32).view(-1, len(CLASSES), 4), by_position
+            by_row = torch.stack([*sums_of(nats, of_class, token_bytes).values()], dim=1)  # (B, 4)
+            by_class[:, k].index_add_(0, torch.tensor(sources), by_row.double())
+    return by_class, by_position
 
 
 def score_held_out(config: LossConfig, load_model) -> None:
-    """Print the loss, append it to eval.jsonl, and keep the figures of each row."""
+    """Print the loss, and append it to eval.jsonl."""
     loaded = load_model(config)
     model = loaded.model
     manifest = loaded.data
@@ -110,18 +108,18 @@ def score_held_out(config: LossConfig, load_model) -> None:
             f"reads {model.config.seq_len}; docs/context.md tells how a model learns to read more"
         )
     batches = data.val_batches(manifest, config.batch, config.rows, device=model.cos.device)
-    rows, by_position = score(model, batches, torch.from_numpy(manifest.token_bytes()))
-    each = rows.double().sum(1)  # (N, 4)
-    nats, bpb = loss_and_bpb(*each.sum(0).tolist())
-    source_of = torch.tensor([source for source, _ in data.val_rows(manifest, config.rows)])
-    sums = {name: each[source_of == i].sum(0) for i, name in enumerate(manifest.sources)}
-    by_source = {name: loss_and_bpb(*x.tolist())[1] for name, x in sums.items() if x[3]}
+    token_bytes = torch.from_numpy(manifest.token_bytes())
+    by_class, by_position = score(model, batches, token_bytes, len(manifest.sources))
+    nats, bpb = loss_and_bpb(*by_class.sum((0, 1)).tolist())
+    sums = zip(manifest.sources, by_class.sum(1).tolist())
+    by_source = {name: loss_and_bpb(*of)[1] for name, of in sums if of[3]}  # bytes
+    rows = len(data.val_rows(manifest, config.rows))
     say(
         f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte{sources_line(by_source)}, "
-        f"on {len(rows):,} of {manifest.rows('val'):,} rows of {manifest.dir}"
+        f"on {rows:,} of {manifest.rows('val'):,} rows of {manifest.dir}"
     )
     if config.by == "copy":
-        say("\n".join(table(rows.double().sum(0))))
+        say("\n".join(table(by_class.sum(0))))
     if config.by == "position":
         T = by_position.size(1)
         for part in torch.arange(T).tensor_split(min(PARTS, T)):
@@ -131,14 +129,10 @@ def score_held_out(config: LossConfig, load_model) -> None:
         val_loss=nats,
         val_bpb=bpb,
         val_bpb_by_source=by_source,
-        rows=len(rows),
+        rows=rows,
         reads_future=reads_future(model, say),
         data_fingerprint=manifest.fingerprint,
     )
-    if not config.rows and not config.data_dir:
-        content = io.BytesIO()
-        np.save(content, rows.numpy())
-        disk.write_bytes(rows_file(loaded.run_dir, loaded.provenance.step), content.getvalue())
 
 
 def table(sums: Tensor) -> list[str]:

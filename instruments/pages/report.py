@@ -159,7 +159,10 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
     elif only_noise:
         advice = "no difference: only the seed differs, so all of it is noise"
     else:
-        advice = "trust a difference only if it is larger than that between two seeds"
+        advice = (
+            "trust a difference only if it is larger than that between two seeds: python "
+            "benchmarks/referee.py judges by pairs of seeds at several sizes"
+        )
     return [*multiplier.table_of(base, other, common, only_noise), *differ.values(), advice]
 
 
