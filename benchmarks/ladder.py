@@ -131,7 +131,7 @@ def tree_of(word: str) -> Path:
 
 def tokens_of(depth: int, config: LadderConfig, data: str, on_gpu: bool) -> tuple[int, int]:
     """The two horizons of a size, in tokens."""
-    preset = Rung("", "", "", depth, 1 << 20, data=data, on_gpu=on_gpu).preset
+    preset = Rung("", "", depth, 1 << 20, data=data, on_gpu=on_gpu).preset
     model = replace(preset.model, vocab_size=Manifest.load(data).vocab_size)
     weights = runs.count_weights(model)
     most = config.tokens_per_weight * (weights["matrix"] + weights["head"])
@@ -150,7 +150,7 @@ def rungs(config: LadderConfig, before: Path, options: str, on_gpu: bool) -> Ite
             shorter = dict.fromkeys(versions)
             for tokens, (name, (tree, given)) in product(horizons, versions.items()):
                 after = shorter[name]
-                rung = Rung(name, "", given, depth, tokens, seed, data, after, tree, on_gpu)
+                rung = Rung(name, given, depth, tokens, seed, data, after, tree, on_gpu)
                 shorter[name] = rung
                 yield rung
 

@@ -1,4 +1,4 @@
-"""Runs of train.py side by side, each with a row in a .jsonl file: for scaling.py and recipe.py.
+"""Runs of train.py side by side, each with a row in a .jsonl file.
 
 `side_by_side` makes the runs. The rest is what the benchmarks say about them: which code and which
 machine it was, tables.

@@ -12,7 +12,7 @@ the run of 1,024 steps resumes from the checkpoint that the run of 512 kept.
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,9 +52,8 @@ class Job:
     """One run."""
 
     name: str
-    idea: str  # of tried.py; empty: train.py itself
-    options: str  # of train.py, that make the change
-    depth: int  # 0: `tiny` as it is
+    options: str  # of train.py, beside those that make the size
+    depth: int
     tokens: int
     seed: int = 0
     data: str = DATA
@@ -64,9 +63,9 @@ class Job:
     def argv(self) -> list[str]:
         """The preset and the options, all but the folder of the run."""
         width = 64 * self.depth  # the depth dial of config.py, with heads of 64
-        shape = dict(n_layer=self.depth, n_embd=width, mlp_hidden=4 * width, head_dim=64)
-        shape |= dict(n_head=self.depth, n_kv_head=self.depth, decay=0.65)
-        facts = dict(seed=self.seed, data_dir=self.data) | (shape if self.depth else {})
+        facts = dict(seed=self.seed, data_dir=self.data, decay=0.65, n_layer=self.depth)
+        facts |= dict(n_embd=width, mlp_hidden=4 * width, head_dim=64)
+        facts |= dict(n_head=self.depth, n_kv_head=self.depth)
         words = [word for key, value in facts.items() for word in (f"--{key}", str(value))]
         given = [*shlex.split(EVERY_RUN), *words, *shlex.split(self.options)]
         steps = self.tokens // cli.parse("train.py", "train", given).train.tokens_per_step
@@ -95,24 +94,19 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        program = ["benchmarks/tried.py", self.idea, "train"] if self.idea else ["train.py"]
-        given = [sys.executable, *program, *self.argv, "--run_dir", str(self.run_dir)]
+        given = [sys.executable, "train.py", *self.argv, "--run_dir", str(self.run_dir)]
         if self.after and self.after.branch.exists():  # else it starts from step 0
             given += ["--resume", str(self.after.branch)]
         return given
 
 
-def chain(name: str, depth: int, horizons: tuple, idea="", options="", **facts) -> Iterator[Job]:
-    """Runs of growing length, each from where the one before began to decay."""
-    job = None
-    for tokens in horizons:
-        job = Job(name, idea, options, depth, tokens, after=job, **facts)
-        yield job
-
-
 def grid() -> Iterator[Job]:
+    """Runs of growing length at each size, each from where the one before began to decay."""
     for depth, horizons in reversed(SIZES.items()):  # the longest first, lest one run on alone
-        yield from chain("base", depth, horizons)
+        job = None
+        for tokens in horizons:
+            job = Job("base", "", depth, tokens, after=job)
+            yield job
 
 
 # ---------------------------------------------------------------- the runs
@@ -125,14 +119,6 @@ def has_row(job: Job, rows: list[dict]) -> bool:
     return any(mine.items() <= row.items() for row in rows)
 
 
-def run(jobs: list[Job], at_once: int, file: Path, row_of: Callable) -> int:
-    """Run those without a row, as many side by side as asked; returns how many failed."""
-    rows = read_lines(file, dict)
-    waiting = [job for job in jobs if not has_row(job, rows)]
-    print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
-    return runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, file, row_of)
-
-
 def read_run(job: Job) -> dict:
     """The row of a finished run. weights: those of the blocks and the head. seconds: of its own
     steps, from where it resumed."""
@@ -143,8 +129,8 @@ def read_run(job: Job) -> dict:
     count = runs.count_weights(model)
     with torch.device("meta"):
         flops = GPT(model).flops_per_token() * job.tokens
-    row = job.key | dict(idea=job.idea, options=job.options, flops=flops)
-    row |= dict(weights=count["matrix"] + count["head"], parameters=sum(count.values()))
+    weights = count["matrix"] + count["head"]
+    row = job.key | dict(flops=flops, weights=weights, parameters=sum(count.values()))
     row["bpb"] = next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r)
     row["seconds"] = round(sum(r.get("step_s", 0) for r in records), 1)
     return row | dict(fingerprint=manifest.fingerprint[:12]) | runs.made()
@@ -157,7 +143,12 @@ def main(argv: list[str]) -> int:
     if not (ROOT / DATA / "manifest.json").exists():
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
         subprocess.run(command, check=True, cwd=ROOT)
-    return 1 if run(list(grid()), at_once, ROWS, read_run) else 0
+    jobs = list(grid())
+    rows = read_lines(ROWS, dict)
+    waiting = [job for job in jobs if not has_row(job, rows)]
+    print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
+    failed = runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, ROWS, read_run)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

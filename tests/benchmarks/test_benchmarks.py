@@ -1,4 +1,4 @@
-"""benchmarks/: runs side by side, verdicts by hand, a law that finds what it was made from."""
+"""benchmarks/: runs side by side, a law that finds what it was made from."""
 
 import itertools
 import json
@@ -8,18 +8,13 @@ import shlex
 import sys
 
 import pytest
-import torch
-from chat_helpers import random_model
 from conftest import printed
 
 pytest.importorskip("scipy")
 
 import law
-import model
-import recipe
 import runs
 import scaling
-import tried
 from config import UsageError, find_preset
 from machinery import cli
 from machinery.formats import read_lines
@@ -51,7 +46,7 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
 
 def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path / "runs"))
-    job = scaling.Job("base", "", "", 2, 2**18, data=str(small_data))
+    job = scaling.Job("base", "", 2, 2**18, data=str(small_data))
     job.run_dir.mkdir(parents=True)
     records = '{"full_val_bpb": 1.5, "step_s": 2.0}\n{"step_s": 1.0}\n'
     (job.run_dir / "metrics.jsonl").write_text(records)
@@ -67,7 +62,7 @@ def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
 
 def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path))
-    jobs = [*scaling.grid(), *dict.fromkeys(j for p in recipe.CHANGES for j in recipe.jobs_of(p))]
+    jobs = [*scaling.grid()]
     assert len({job.run_dir for job in jobs}) == len({json.dumps(job.key) for job in jobs})
     for job in {(job.name, job.depth): job for job in jobs}.values():  # the longest of each chain
         train = job.preset.train
@@ -79,66 +74,13 @@ def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
     pytest.raises(UsageError, scaling.main, ["grid"])
 
 
-def test_a_change_is_told_in_tokens_of_each_class_and_seed():
-    """bits per byte of the base: 3 - log2(tokens) / 8, of copies twice as many; a change needs 1.5
-    times the tokens, and with seed 1 twice as many."""
-    rows = []
-    for name, seed in itertools.product(("base", "smear"), recipe.SEEDS):
-        for tokens in recipe.HORIZONS:
-            late = (1.5, 2)[seed] if name == "smear" else 1
-            nats = (3 - math.log2(tokens / late) / 8) * math.log(2) * 80
-            row = dict(data="code", name=name, seed=seed, tokens=tokens, fingerprint="a")
-            rows.append(row | dict(classes=[[2 * nats, 80], [nats, 80]] * 2 + [[nats, 80]]))
-    older = [dict(row, fingerprint="b", classes=[[1, 80]] * 5) for row in rows]
-    rows = older + rows  # on another text, whose base they are not compared with
-    told = [s.split() for s in recipe.render(rows).splitlines() if s.startswith("| smear")]
-    assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
-    assert recipe.bits_per_byte(rows[-1], [0, 2]) == 2 * recipe.bits_per_byte(rows[-1], [4])
-    pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
-    rows = read_lines(recipe.ROWS, dict)
-    page = recipe.ROWS.with_suffix(".md")
-    assert page.read_text(encoding="utf-8") == recipe.render(rows)
-
-
-def test_the_stock_shape_of_the_recipe_is_that_of_the_presets():
-    words = ["tiny", "--n_embd", "256", *shlex.split(recipe.STOCK)]
-    assert cli.parse("train.py", "train", words).model == find_preset("tiny-stock").model
-
-
-def test_the_ideas_of_the_model_change_nothing_where_they_are_neutral(monkeypatch):
-    monkeypatch.setattr(model, "GPT", model.GPT)  # Tried takes its place, until the end of the test
-    monkeypatch.setattr(model, "KINDS", dict(model.KINDS))
-    monkeypatch.setattr(tried.Tried, "ideas", ())
-    usual = random_model(n_layer=3, doc_mask=False)
-    for idea in tried.OF_THE_MODEL:
-        tried.try_out(idea)
-    changed = model.GPT(usual.config)
-    changed.init_weights()
-    changed.load_state_dict(usual.state_dict(), strict=False)
-    new = [(n, p) for n, p in changed.named_parameters() if model.kind_of(n) in tried.NEW]
-    begun = [p.clone() for _, p in new]
-    idx = torch.randint(0, 64, (2, 25))
-    loss = lambda gpt: gpt(idx[:, :-1], idx[:, 1:])
-    for name, p in new:
-        p.data.fill_(1.0 if name == "residual" else 0.0)
-    assert new and abs(loss(changed) - loss(usual)) < 1e-5
-    for (_, p), value in zip(new, begun):
-        p.data = value + 0.05
-    assert abs(loss(changed) - loss(usual)) > 1e-4
-    loss(changed).backward()
-    grads = [p.grad for group in changed.param_groups().values() for p in group]
-    assert len(grads) == len(list(changed.parameters())) and all(g.any() for g in grads)
-
-
-def test_a_tail_average_is_the_mean_of_the_weights_after_its_steps():
-    weight = torch.nn.Parameter(torch.zeros(()))
-    sgd = torch.optim.SGD([weight], lr=1.0)
-    weight.grad = -torch.ones(())  # each step adds 1
-    for step in range(40):
-        tried.tail_average([sgd], step, 40, None, usual=lambda *_: None)
-        assert weight == step
-        sgd.step()
-    assert weight == (37 + 38 + 39 + 40) / 4
+def test_each_change_that_is_an_option_is_one_of_train_py():
+    page = (runs.ROOT / "benchmarks" / "RECIPE.md").read_text(encoding="utf-8")
+    changes = re.findall(r"referee\.py -- (.*?)`", page)
+    presets = [cli.parse("train.py", "train", shlex.split(f"tiny {words}")) for words in changes]
+    found = {(preset.model, preset.train) for preset in presets}
+    tiny = find_preset("tiny")
+    assert len(found) >= 5 and (tiny.model, tiny.train) not in found
 
 
 TRUE = dict(E=0.7, A=30.0, a=0.3, B=900.0, b=0.4)
