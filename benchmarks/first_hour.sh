@@ -10,13 +10,13 @@
 #   --only PART ...   some of them
 #   --slow 4          limits four times as long, on a busy machine
 #   --out FOLDER      in place of first_hour/: gets RESULTS.md, with all tables and the list of
-#                     parts, for benchmarks/RESULTS.md, and in logs/ what each part printed
+#                     parts, for benchmarks/RESULTS.md, in logs/ what each part printed, and
+#                     the profile's trace.json.gz, for https://ui.perfetto.dev
 # A CPU gets smaller sizes, which test the parts and not the CPU. nanochat is faster if the package
 # `kernels` is there (peer.py). The Python is that of .venv, which `bash run.sh` makes; where there
 # is none, python3, which then needs the packages of requirements.txt.
 set -uo pipefail
-parts="data tests warm warm_peer speed ceilings resume profile kernels learn speed_more speed_d20"
-parts="$parts speed_smol-135m"
+parts="data tests warm warm_peer speed ceilings profile learn speed_more speed_d20 speed_smol-135m"
 reserve=15      # seconds of all the time: to end a part, and for what it then reports
 room_for_all=70 # GB of a GPU; with less, nothing on it runs at the same time
 
@@ -173,13 +173,13 @@ memory=$(sed -nE 's/^- memory: .* ([0-9]+)[.0-9]* GB free$/\1/p' "$results") # o
 together=yes
 if [ -n "$memory" ]; then
   [ "$memory" -ge "$room_for_all" ] || together=""
-  preset=d12 small=d6 save_every=40 tests=(tests/test_cuda.py)
+  preset=d12 small=d6 tests=(tests/test_cuda.py)
   text=(code=stdlib+site) amount=(--tokens 80M --val_fraction 0.015)
   step=(--tokens_per_step 131072) measured=(--steps 8) rows=(64 16) learned=()
 else
   echo "torch finds no GPU: small sizes, which say nothing about speed"
   export TEST_DEVICE=cpu
-  preset=tiny small=tiny save_every=8 tests=(tests/test_cuda.py -k pinned)
+  preset=tiny small=tiny tests=(tests/test_cuda.py -k pinned)
   text=(code=files:machinery) amount=(--vocab_size 1024 --val_fraction 0.1)
   step=(--tokens_per_step 1024 --no_compile) rows=(1) learned=(--steps 4)
   measured=("${step[@]}" --steps 2 --warmup 1)
@@ -194,7 +194,6 @@ throughput=("$python" benchmarks/throughput.py)
 speed_of_both=("$python" benchmarks/peer.py speed "$preset" --peer "$peer")
 data=(--data_dir "$work/rows" "${step[@]}")
 ready=$work/rows/manifest.json
-trace=$work/profile/profile/trace.json.gz
 first=("${step[@]}" --steps 1 --warmup 1 --results "")
 timed=("${measured[@]}" --results "$results")
 
@@ -215,16 +214,12 @@ else
   part speed 120 15 . "${throughput[@]}" "$preset" "${timed[@]}"
 fi
 part ceilings 60 30 . "$python" benchmarks/ceilings.py "$preset" --results "$results"
-part resume 150 90 "$ready" "$python" benchmarks/resume.py "$small" "${data[@]}" \
-  --save_every "$save_every" --dir "$work" --results "$results"
 part profile 100 40 "$ready" "$python" train.py "$preset" "${data[@]}" \
   --run_dir "$work/profile" --profile
 if grep -q "where the time goes" "$out/logs/profile.txt" 2> /dev/null; then
   printf '\n## Profile\n\n' >> "$results"
-  sed -n "s|$out/||; /where the time goes/,\$s|^|    |p" "$out/logs/profile.txt" >> "$results"
-fi
-if [ -n "$memory" ]; then
-  part kernels 40 15 "$trace" "$python" benchmarks/trace_kernels.py "$trace" --results "$results"
+  sed -n "s|$work/profile/profile/||; /where the time goes/,\$s|^|    |p" \
+    "$out/logs/profile.txt" >> "$results"
 fi
 if [ -n "$peer" ]; then
   most=$((seconds < 1800 ? 200 : 1200))

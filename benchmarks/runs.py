@@ -1,17 +1,9 @@
-"""Runs of train.py side by side, each with a row in a .jsonl file.
-
-`side_by_side` makes the runs. The rest is what the benchmarks say about them: which code and which
-machine it was, tables.
-"""
+"""What the benchmarks say about a run: which code and which machine made it; tables."""
 
 import argparse
 import datetime
 import hashlib
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,78 +12,8 @@ import torch
 
 from at_root import ROOT
 from config import GPTConfig
-from machinery import disk
 from machinery.ranks import cpu_name
 from model import GPT
-
-
-def side_by_side(jobs: list, slots: list[dict[str, str]], file: Path, row_of: Callable) -> int:
-    """Make the runs, one at a time in each slot (variables of its environment), and append
-    row_of(job), which has `bpb`, to `file` for each that succeeds; returns how many did not.
-
-    A job has a `command`, its `run_dir`, and `after`: the job that it goes on from, or None. A run
-    that was begun before goes on from its newest checkpoint. SIGINT and SIGTERM end the runs with
-    SIGTERM, so that each saves one."""
-
-    def stop(signum: int, frame) -> None:
-        sys.exit(128 + signum)
-
-    waiting = list(jobs)
-    free = list(slots)
-    running = {}
-    failed = set()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while waiting or running:
-            blocked = {*waiting, *running, *failed}
-            ready = [job for job in waiting if job.after not in blocked]
-            if not running and not ready:  # the others go on from a run that failed
-                break
-            for job, slot in zip(ready, list(free)):
-                waiting.remove(job)
-                free.remove(slot)
-                running[job] = slot, launch(job, slot)
-            ended = [job for job, (_, process) in running.items() if process.poll() is not None]
-            for job in ended:
-                slot, process = running.pop(job)
-                free.append(slot)
-                if process.returncode:
-                    failed.add(job)
-                    print(
-                        f"{job.run_dir.name}: failed with exit code {process.returncode}: "
-                        f"{last_line(log_of(job))} ({log_of(job)})",
-                        flush=True,
-                    )
-                else:
-                    row = row_of(job)
-                    disk.append(file, json.dumps(row) + "\n")
-                    print(f"{job.run_dir.name}: {row['bpb']:.4f} bpb", flush=True)
-            time.sleep(0.1)
-        return len(failed) + len(waiting)
-    finally:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.wait()
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def launch(job, slot: dict[str, str]) -> subprocess.Popen:
-    job.run_dir.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_of(job), "a") as log:
-        env = {**os.environ, **slot}
-        return subprocess.Popen(job.command, stdout=log, stderr=log, env=env, cwd=ROOT)
-
-
-def log_of(job) -> Path:
-    return job.run_dir.with_name(f"{job.run_dir.name}.log")
-
-
-def last_line(log: Path) -> str:
-    return (log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1][:300]
-
 
 # ---------------------------------------------------------------- what made a row
 
@@ -142,6 +64,14 @@ def timed(work: Callable) -> float:
 
 
 # ---------------------------------------------------------------- how it is shown
+
+
+def last_line(log: Path) -> str:
+    """Of a log, which may have gigabytes."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 4000))
+        text = file.read(4000).decode(errors="replace")
+    return (text.strip().splitlines() or ["no message"])[-1][:300]
 
 
 def parser_of(about: str) -> argparse.ArgumentParser:

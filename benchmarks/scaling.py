@@ -9,41 +9,44 @@ command goes on where it was. Before the decay of `wsd` nothing depends on the l
 the run of 1,024 steps resumes from the checkpoint that the run of 512 kept.
 """
 
-import shlex
+import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
 
-import at_root  # noqa: F401
-import optim
 import runs
-from config import UsageError
-from machinery import cli
+from at_root import ROOT
+from config import PRESETS, UsageError
+from machinery import cli, disk
 from machinery.formats import read_lines
 from machinery.shards import Manifest
 from model import GPT
-from runs import ROOT
+from optim import decay_begins
 
 ROWS = ROOT / "benchmarks" / "SCALING.jsonl"
 RUNS = "runs/scaling"
 DATA = "data/scaling"
 PREPARE = "tiny --source stdlib+site --vocab_size 2048 --row_len 257 --val_fraction 0.002"
+TOKENS_PER_STEP = 2048
+DECAY = 0.65
 EVERY_RUN = (
-    "tiny --tokens_per_step 2048 --eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0 "
+    f"tiny --tokens_per_step {TOKENS_PER_STEP} --decay {DECAY} --eval_every 0 --eval_tokens 8192 "
+    "--save_minutes 0 --log_every 0 "
     "--peak_tflops 0.2"  # any value: else each run begins with measuring it
 )
-M = 2**20  # tokens
-SIZES = {  # depth: the horizons of the law, in tokens
-    2: (M // 4, M // 2, M, 2 * M, 4 * M, 8 * M),
-    3: (M // 4, M // 2, M, 2 * M, 4 * M),
-    4: (M // 4, M // 2, M, 2 * M),
-    5: (M // 8, M // 4, M // 2, M),
-    6: (M // 8, M // 4, M // 2, M),
+HORIZONS = {  # depth, the slowest first: its numbers of tokens, as powers of 2 (20: 1M)
+    6: range(17, 21),
+    5: range(17, 21),
+    4: range(18, 22),
+    3: range(18, 23),
+    2: range(18, 24),
 }
 
 
@@ -51,62 +54,54 @@ SIZES = {  # depth: the horizons of the law, in tokens
 class Job:
     """One run."""
 
-    name: str
-    options: str  # of train.py, beside those that make the size
     depth: int
     tokens: int
-    seed: int = 0
-    data: str = DATA
-    after: "Job | None" = None  # the shorter run that it goes on from
-
-    @cached_property
-    def argv(self) -> list[str]:
-        """The preset and the options, all but the folder of the run."""
-        width = 64 * self.depth  # the depth dial of config.py, with heads of 64
-        facts = dict(seed=self.seed, data_dir=self.data, decay=0.65, n_layer=self.depth)
-        facts |= dict(n_embd=width, mlp_hidden=4 * width, head_dim=64)
-        facts |= dict(n_head=self.depth, n_kv_head=self.depth)
-        words = [word for key, value in facts.items() for word in (f"--{key}", str(value))]
-        given = [*shlex.split(EVERY_RUN), *words, *shlex.split(self.options)]
-        steps = self.tokens // cli.parse("train.py", "train", given).train.tokens_per_step
-        return [*given, "--steps", str(steps)]
-
-    @cached_property
-    def preset(self):
-        return cli.parse("train.py", "train", self.argv)
 
     @property
     def key(self) -> dict:
         """What makes it this run, in its row."""
-        facts = dict(name=self.name, depth=self.depth, tokens=self.tokens, seed=self.seed)
-        return facts | dict(data=Path(self.data).name)
+        data = Path(DATA).name
+        return dict(name="base", depth=self.depth, tokens=self.tokens, seed=0, data=data)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Fields of GPTConfig: the depth dial of config.py, with heads of 64."""
+        width = 64 * self.depth
+        heads = dict(n_head=self.depth, n_kv_head=self.depth, head_dim=64)
+        return dict(n_layer=self.depth, n_embd=width, mlp_hidden=4 * width, **heads)
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // TOKENS_PER_STEP
 
     @property
     def run_dir(self) -> Path:
-        words = [self.name, f"d{self.depth}", Path(self.data).name, self.seed, self.tokens]
-        return ROOT / RUNS / "_".join(map(str, words)).replace(" ", "_").replace(",", "")
+        return ROOT / RUNS / f"d{self.depth}_{self.tokens}"
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir.with_suffix(".log")
 
     @property
     def branch(self) -> Path:
-        """The checkpoint that a longer run goes on from."""
-        step = optim.decay_begins(self.preset.train.steps, self.preset.train.decay)
+        """The checkpoint that the run of twice as many tokens goes on from."""
+        step = decay_begins(self.steps, DECAY)
         return self.run_dir / "checkpoints" / f"step_{step:08d}"
 
     @property
     def command(self) -> list[str]:
-        given = [sys.executable, "train.py", *self.argv, "--run_dir", str(self.run_dir)]
-        if self.after and self.after.branch.exists():  # else it starts from step 0
-            given += ["--resume", str(self.after.branch)]
-        return given
+        facts = dict(self.shape, steps=self.steps, data_dir=DATA, run_dir=self.run_dir)
+        words = [str(word) for key, value in facts.items() for word in (f"--{key}", value)]
+        shorter = Job(self.depth, self.tokens // 2)
+        if shorter.branch.exists():  # else it starts from step 0
+            words += ["--resume", str(shorter.branch)]
+        return [sys.executable, "train.py", *EVERY_RUN.split(), *words]
 
 
-def grid() -> Iterator[Job]:
-    """Runs of growing length at each size, each from where the one before began to decay."""
-    for depth, horizons in reversed(SIZES.items()):  # the longest first, lest one run on alone
-        job = None
-        for tokens in horizons:
-            job = Job("base", "", depth, tokens, after=job)
-            yield job
+def grid() -> list[list[Job]]:
+    """For each depth a chain: runs of growing length, each from where the one before began to
+    decay."""
+    return [[Job(depth, 2**n) for n in powers] for depth, powers in HORIZONS.items()]
 
 
 # ---------------------------------------------------------------- the runs
@@ -114,7 +109,7 @@ def grid() -> Iterator[Job]:
 
 def has_row(job: Job, rows: list[dict]) -> bool:
     """Whether it has a row from a machine like this one, with the same text."""
-    fingerprint = Manifest.load(ROOT / job.data).fingerprint[:12]
+    fingerprint = Manifest.load(ROOT / DATA).fingerprint[:12]
     mine = job.key | dict(machine=runs.device_name(), fingerprint=fingerprint)
     return any(mine.items() <= row.items() for row in rows)
 
@@ -123,9 +118,9 @@ def read_run(job: Job) -> dict:
     """The row of a finished run. weights: those of the blocks and the head. seconds: of its own
     steps, from where it resumed."""
     records = read_lines(job.run_dir / "metrics.jsonl", dict)
-    manifest = Manifest.load(ROOT / job.data)
+    manifest = Manifest.load(ROOT / DATA)
     found = dict(seq_len=manifest.row_len - 1, vocab_size=manifest.vocab_size)
-    model = replace(job.preset.model, **found)
+    model = replace(PRESETS["tiny"].model, **job.shape, **found)
     count = runs.count_weights(model)
     with torch.device("meta"):
         flops = GPT(model).flops_per_token() * job.tokens
@@ -136,6 +131,41 @@ def read_run(job: Job) -> dict:
     return row | dict(fingerprint=manifest.fingerprint[:12]) | runs.made()
 
 
+def make(chain: list[Job], stop: threading.Event) -> bool:
+    """Make one run after another and append the row of each, until one fails. `stop` ends it with
+    SIGTERM, so that it saves a checkpoint. Returns whether all were made."""
+    env = os.environ | dict(OMP_NUM_THREADS="1")
+    for job in chain:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            open(job.log, "a") as log,
+            subprocess.Popen(job.command, stdout=log, stderr=log, env=env, cwd=ROOT) as process,
+        ):
+            while process.poll() is None:
+                if stop.wait(0.1):
+                    process.terminate()
+                    break
+        name = job.run_dir.name
+        if process.returncode:
+            said = f"exit code {process.returncode}: {runs.last_line(job.log)} ({job.log})"
+            print(f"{name}: {said}", flush=True)
+            return False
+        row = read_run(job)
+        disk.append(ROWS, json.dumps(row) + "\n")
+        print(f"{name}: {row['bpb']:.4f} bpb", flush=True)
+    return True
+
+
+def make_all(chains: list[list[Job]], at_once: int) -> bool:
+    """Make the runs of so many chains at once. Whatever interrupts it also ends the runs."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            return all([*pool.map(lambda chain: make(chain, stop), chains)])
+        finally:
+            stop.set()
+
+
 def main(argv: list[str]) -> int:
     at_once = int(argv[0]) if argv and argv[0].isdecimal() else 2
     if argv not in ([], [str(at_once)]) or at_once < 1:
@@ -143,12 +173,11 @@ def main(argv: list[str]) -> int:
     if not (ROOT / DATA / "manifest.json").exists():
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
         subprocess.run(command, check=True, cwd=ROOT)
-    jobs = list(grid())
     rows = read_lines(ROWS, dict)
-    waiting = [job for job in jobs if not has_row(job, rows)]
-    print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
-    failed = runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, ROWS, read_run)
-    return 1 if failed else 0
+    chains = [[job for job in chain if not has_row(job, rows)] for chain in grid()]
+    print(f"{sum(map(len, chains))} runs to make, {at_once} at once", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    return 0 if make_all(chains, at_once) else 1
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""benchmarks/: runs side by side, a law that finds what it was made from."""
+"""benchmarks/: chains of runs, a law that finds what it was made from."""
 
 import itertools
-import json
 import math
 import re
 import shlex
+import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from conftest import printed
+from conftest import environment, printed
 
 pytest.importorskip("scipy")
 
@@ -18,60 +19,52 @@ import scaling
 from config import UsageError, find_preset
 from machinery import cli
 from machinery.formats import read_lines
+from optim import decay_begins
 
 
 class Job:
-    """A run of some code in place of train.py; `here` is its file."""
+    """A run of some code in place of train.py."""
 
-    def __init__(self, folder, name: str, code: str, after=None):
+    def __init__(self, folder, name: str, code: str):
         self.run_dir = folder / name
-        self.after = after
-        self.file = folder / f"{name}.done"
-        code = f"import pathlib; here = pathlib.Path({str(self.file)!r})\n{code}"
-        self.command = [sys.executable, "-c", code]
+        self.log = folder / f"{name}.log"
+        self.command = [sys.executable, "-c", "import os, signal, time\n" + code]
 
 
-def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, capsys):
-    fails = Job(tmp_path, "fails", "raise SystemExit('no luck')")
-    first = Job(tmp_path, "first", "here.touch()")
-    then = Job(tmp_path, "then", "assert here.with_name('first.done').exists()", after=first)
-    never = Job(tmp_path, "never", "", after=fails)
-    jobs = [fails, never, first, then]
-    file = tmp_path / "rows.jsonl"
-    row_of = lambda job: dict(bpb=1, of=job.run_dir.name)
-    assert runs.side_by_side(jobs, [{}] * 2, file, row_of) == 2  # have failed
-    assert {row["of"] for row in read_lines(file, dict)} == {"first", "then"}
-    assert "no luck" in capsys.readouterr().out
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """The names of the runs that have a row, when it is called."""
+    monkeypatch.setattr(scaling, "ROWS", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(scaling, "read_run", lambda job: dict(bpb=1, of=job.run_dir.name))
+    return lambda: [row["of"] for row in read_lines(scaling.ROWS, dict)]
 
 
-def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
-    monkeypatch.setattr(scaling, "RUNS", str(tmp_path / "runs"))
-    job = scaling.Job("base", "", 2, 2**18, data=str(small_data))
-    job.run_dir.mkdir(parents=True)
-    records = '{"full_val_bpb": 1.5, "step_s": 2.0}\n{"step_s": 1.0}\n'
-    (job.run_dir / "metrics.jsonl").write_text(records)
-    row = scaling.read_run(job)
-    assert (row["bpb"], row["seconds"]) == (1.5, 3.0)
-    assert row["weights"] == 12 * 2 * 128**2 + 128 * 512 + 12 * 2  # blocks, head, gates
-    assert scaling.has_row(job, [row])
-    for fact in ("machine", "fingerprint"):
-        other = row | {fact: "another"}
-        assert not scaling.has_row(job, [other])
-        assert law.newest([other, row]) == [row] and law.newest([row, other]) == [other]
+def test_a_run_that_fails_costs_those_of_its_chain_and_no_more(tmp_path, rows, capsys):
+    fails = Job(tmp_path, "fails", "print('x' * 9000); raise SystemExit('no luck')")
+    chains = [[fails, Job(tmp_path, "never", "")], [], [Job(tmp_path, name, "") for name in "abc"]]
+    assert not scaling.make_all(chains, 2)
+    assert rows() == [*"abc"]
+    assert f"fails: exit code 1: no luck ({fails.log})\n" in capsys.readouterr().out
+    assert not (tmp_path / "never.log").exists()
+    assert scaling.make_all(chains[1:], 1) and rows() == [*"abcabc"]
 
 
 def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path))
-    jobs = [*scaling.grid()]
-    assert len({job.run_dir for job in jobs}) == len({json.dumps(job.key) for job in jobs})
-    for job in {(job.name, job.depth): job for job in jobs}.values():  # the longest of each chain
-        train = job.preset.train
-        assert 0 <= job.tokens - train.steps * train.tokens_per_step < train.tokens_per_step
-        assert "--resume" not in job.command  # there is nothing to go on from
-        job.after.branch.mkdir(parents=True)
-        assert job.command[-2:] == ["--resume", str(job.after.branch)]
-        assert 0 < int(job.after.branch.name[5:]) <= job.after.preset.train.steps  # one until there
-    pytest.raises(UsageError, scaling.main, ["grid"])
+    for *others, before, last in scaling.grid():
+        assert len({job.run_dir for job in (*others, before, last)}) == len(others) + 2
+        assert "--resume" not in last.command  # there is nothing to go on from
+        before.branch.mkdir(parents=True)
+        assert last.command[-2:] == ["--resume", str(before.branch)]
+        preset = cli.parse("train.py", "train", last.command[2:])
+        assert preset.model == replace(find_preset("tiny").model, **last.shape)
+        assert preset.train.steps * preset.train.tokens_per_step == last.tokens
+        begins = decay_begins(preset.train.steps // 2, preset.train.decay)
+        assert before.branch.name == f"step_{begins:08d}"
+    command = [sys.executable, scaling.__file__, "grid"]
+    assert (
+        subprocess.run(command, env=environment(), check=False).returncode == UsageError.exit_code
+    )
 
 
 def test_each_change_that_is_an_option_is_one_of_train_py():

@@ -1,0 +1,251 @@
+"""Runs of a version that is not trusted: it trains, and is asked what it has learned.
+
+Each is confined (confined.py) to its version's files, to the training rows, and to a folder of its
+own. What it says of itself is not believed: the loss is that of held_out.py, the seconds are of our
+clock. Each has a row in rows.jsonl, and is made once. For referee.py.
+"""
+
+import dataclasses
+import io
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+
+import held_out
+import runs
+from config import UsageError
+from instruments.pages.run_folder import RunFolder
+from machinery import cli, disk
+from machinery.code import BESIDE
+from machinery.errors import DataError
+from machinery.formats import read_lines
+from machinery.output import say
+from machinery.shards import Manifest
+from runs import ROOT
+from scaling import EVERY_RUN, Job
+
+ON_A_GPU = "--eval_every 0 --save_minutes 0 --log_every 0"
+SYSTEM = "/usr /lib /lib64 /bin /etc /proc /sys /dev/urandom".split()
+DEVICES = ["/dev/null", *Path("/dev").glob("nvidia*")]
+MOVES = 1e-3  # nats a token: beyond rounding in fp32
+
+
+class Refused(Exception):
+    """What is wrong with a change, in words that follow on "it"."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """Code, options of train.py and training rows. Versions that are equal in these have the same
+    runs."""
+
+    name: str  # base or change
+    tree: Path  # a copy of its files
+    options: str
+    data: str
+
+    @cached_property
+    def key(self) -> str:
+        facts = [self.options, Manifest.load(self.data).fingerprint]
+        for file in sorted(self.tree.rglob("*.py")):
+            name = file.relative_to(self.tree)
+            if name.parts[0] not in BESIDE:
+                facts.append([str(name), disk.sha256_of(file)])
+        return disk.sha256_of_tree(facts)[:12]
+
+
+@dataclass(frozen=True)
+class Run:
+    version: Version
+    depth: int
+    tokens: int
+    seed: int
+    text: str  # scored or sealed
+    words: tuple[str, ...]  # of its command, all but the folder of the run
+
+    @cached_property
+    def key(self) -> dict:
+        """What makes it this run, in its row."""
+        facts = dict(version=self.version.key, depth=self.depth, tokens=self.tokens)
+        return facts | dict(seed=self.seed, text=self.text, machine=runs.device_name())
+
+    @property
+    def name(self) -> str:
+        facts = vars(self) | dict(version=self.version.name, key=self.version.key)
+        return "{version}_d{depth}_seed{seed}_{tokens}_{text}_{key}".format(**facts)
+
+
+def runs_of(
+    version: Version, depth: int, seed: int, text: str, tokens_per_weight: float
+) -> list[Run]:
+    """The shorter and the longer run, on as many tokens whatever the version."""
+    if torch.cuda.is_available():
+        words = [f"d{depth}", *ON_A_GPU.split()]
+    else:
+        shape = Job(depth, 0).shape.items()
+        words = [*EVERY_RUN.split(), *(f"--{name}={value}" for name, value in shape)]
+    preset = cli.parse("train.py", "train", words)
+    words += ["--seed", str(seed), "--data_dir", version.data, *shlex.split(version.options)]
+    vocab_size = Manifest.load(version.data).vocab_size
+    weights = runs.count_weights(dataclasses.replace(preset.model, vocab_size=vocab_size))
+    step = preset.train.tokens_per_step
+    half = tokens_per_weight * (weights["matrix"] + weights["head"]) / 2
+    half = max(1, round(half / step)) * step
+    return [
+        Run(version, depth, n, seed, text, (*words, "--tokens", str(n))) for n in (half, 2 * half)
+    ]
+
+
+class Bench:
+    """Makes runs in FOLDER, some side by side, and keeps the row of each."""
+
+    def __init__(self, folder: Path, secret: int, at_once: int, minutes: int):
+        self.folder = folder
+        self.secret = secret  # of held_out.score
+        self.at_once = at_once
+        self.minutes = minutes  # the longest that a run may take
+        self.rows = read_lines(folder / "rows.jsonl", dict)
+        self.lock = Lock()
+        self.running: set[subprocess.Popen] = set()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def row_of(self, run: Run) -> dict | None:
+        found = [row for row in self.rows if run.key.items() <= row.items()]
+        return found[-1] if found else None
+
+    def make_all(self, wanted: list[Run]) -> None:
+        """Make the runs that have no row. Refused if one of a change fails."""
+        missing = [run for run in wanted if self.row_of(run) is None]
+        say(f"{len(missing)} of {len(wanted)} runs to make, {self.at_once} at once", flush=True)
+        pool = ThreadPoolExecutor(self.at_once)
+        made = [pool.submit(self.make, run) for run in missing]
+        try:
+            for future in made:
+                future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            with self.lock:
+                for process in self.running:
+                    process.kill()  # which ends what it watches
+
+    def make(self, run: Run) -> None:
+        place = self.folder / "runs" / run.name
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        try:
+            row = run.key | self.trained(run, place) | self.scored(run, place)
+        except Refused as reason:
+            if run.version.name == "base":
+                raise UsageError(f"the base {reason}; nothing can be compared with it") from None
+            raise
+        shutil.rmtree(place / "run" / "checkpoints")
+        with self.lock:
+            self.rows.append(row)
+            disk.append(self.folder / "rows.jsonl", json.dumps(row | runs.made()) + "\n")
+        say(f"{run.name}: {row['bpb']:.4f} bits per byte, {row['seconds']:.0f} s", flush=True)
+
+    def trained(self, run: Run, place: Path) -> dict:
+        """Train. FLOPs: as the version itself counts them."""
+        run_dir = place / "run"
+        home = self.folder / f"home_{run.version.key}"  # what is compiled is used again
+        for folder in (run_dir, home):
+            folder.mkdir(exist_ok=True)
+        words = ["train.py", *run.words, "--run_dir", run_dir]
+        with self.begun(run, place, words, home, run_dir) as (_, used):
+            pass
+        try:
+            found = RunFolder(run_dir)
+            own = found.whole_validation.full_val_bpb
+            FLOPs = run.tokens * found.flops_per_token
+        except (UsageError, DataError, AttributeError, TypeError) as error:
+            raise Refused(f"leaves no results: {error}") from None
+        seconds = used["cpu" if self.device == "cpu" else "wall"]
+        return dict(own=own, FLOPs=FLOPs, seconds=seconds, confined=used["confined"])
+
+    def scored(self, run: Run, place: Path) -> dict:
+        """Ask the model that was trained."""
+        rows = np.load(self.folder / f"{run.text}.npy")
+        token_bytes = Manifest.load(run.version.data).token_bytes()
+        words = [ROOT / "benchmarks" / "answers.py", place / "run", self.device]
+        with (
+            tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as empty,
+            self.begun(run, place, words, empty, asked=True) as (process, _),
+            Connection(os.dup(process.stdin.fileno()), readable=False) as questions,
+            Connection(os.dup(process.stdout.fileno()), writable=False) as answers,
+        ):
+
+            def ask(shape: tuple[int, ...], **question) -> np.ndarray:
+                content = io.BytesIO()
+                np.savez(content, **question)
+                questions.send_bytes(content.getvalue())
+                logits = np.frombuffer(answers.recv_bytes(4 * math.prod(shape)), np.float32)
+                return logits.reshape(shape).copy()
+
+            bpb = moved = math.nan
+            with suppress(EOFError, OSError, ValueError):  # it ends, or sends something else
+                bpb, moved = held_out.score(rows, token_bytes, ask, self.secret)
+        if not math.isfinite(bpb + moved):
+            raise Refused("does not answer with a finite logit for each token")
+        if moved > MOVES:
+            raise Refused(
+                f"reads the future: what it says of a token moves by {moved:.2g} nats, in the "
+                "mean, when it has those that follow"
+            )
+        return dict(bpb=bpb, moved=moved)
+
+    @contextmanager
+    def begun(self, run: Run, place: Path, words: list, *own: str | Path, asked: bool = False):
+        """A process with the code of a version; at the end, what it has used is known. `own` are
+        the folders where it may write, the first of them its home. Refused if it fails."""
+        tree = run.version.tree
+        programs = ROOT / "benchmarks"
+        read = [*SYSTEM, sys.prefix, sys.base_prefix, tree, run.version.data, place / "run"]
+        read += [programs / "answers.py"]
+        write = [*DEVICES, *own]
+        end = place / "end.json"
+        limits = dict(seconds=60 * self.minutes, end=str(end))
+        spec = json.dumps(dict(read=read, write=write) | limits, default=str)
+        env = dict(HOME=str(own[0]), TMPDIR=str(own[0]), PYTHONPATH="")
+        env |= dict(OMP_NUM_THREADS="1") if self.device == "cpu" else {}
+        command = [sys.executable, programs / "confined.py", spec, sys.executable, *words]
+        with (
+            open(place / "log", "ab") as log,
+            subprocess.Popen(
+                [*map(str, command)], cwd=tree, env=os.environ | env, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE if asked else log, stderr=log,
+            ) as process,
+        ):  # fmt: skip
+            with self.lock:
+                self.running.add(process)
+            used = {}
+            try:
+                yield process, used
+            finally:
+                with self.lock:
+                    self.running.remove(process)
+        if not end.exists():
+            raise Refused("ends the process that watches it")
+        used |= disk.read_json(end)
+        end.unlink()
+        if used["code"] is None:
+            raise Refused(f"takes more than {self.minutes} minutes ({place})")
+        if used["code"]:
+            said = runs.last_line(place / "log")
+            raise Refused(f"ends with exit code {used['code']}: {said} ({place / 'log'})")
+        if used["left"]:
+            raise Refused(f"leaves {used['left']} processes running, which were ended")

@@ -1,0 +1,470 @@
+"""benchmarks/referee.py: what it says of versions whose worth is known, honest and not.
+
+Most of them are a stub, a program of seven lines in place of train.py; the others are copies of
+this project with one line edited.
+"""
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, commit_all, flip, read_lines, until
+from data_helpers import make_folder
+from faults import edited
+
+import confined
+import held_out
+import referee
+import trials
+from config import UsageError
+from instruments.pages import rule
+from machinery import disk
+from machinery.errors import DataError
+from machinery.shards import Manifest
+from machinery.trained import EvalConfig, load_model
+
+no_landlock = pytest.mark.skipif(confined.landlock() < 1, reason="needs Landlock")
+SMALL = dict(ROWS=40, OWN=16, PLACES=8)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Few held-out rows; and the signal of a process that goes on is its own."""
+    for name, value in SMALL.items():
+        monkeypatch.setattr(held_out, name, value)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+# -------------------------------------------------------------------------------------- the rule
+
+
+def of_seeds(ahead: float, seed=1.0, flops=1, seconds=1, start=0) -> list[list[dict]]:
+    """The rows of two seeds, of which one is ahead by as much more; a loss falls by 0.5 each time
+    the tokens double."""
+    rows = lambda more: [
+        dict(
+            tokens=n, bpb=9 - math.log2(n * more) / 2, FLOPs=flops * n, seconds=start + seconds * n
+        )
+        for n in (1000, 2000)
+    ]
+    return [rows(ahead), rows(ahead * seed)]
+
+
+def test_a_factor_is_found_by_each_measure():
+    """1.25 times fewer tokens, at 2 times the FLOPs and 1.5 times the seconds of a token."""
+    base = of_seeds(1, 1.1, start=900)
+    change = of_seeds(1.25, 1.1, 2, 1.5)
+    for name, cost, words in (
+        ("tokens", 1, "helps harms"), ("FLOPs", 2, "harms helps"), ("seconds", 1.5, "harms helps"),
+    ):  # fmt: skip
+        found = rule.measure(name, base, change)
+        assert found.factors == [(pytest.approx(1.25 / cost), "")] * 2
+        assert found.luck == pytest.approx(1.1)
+        assert f"{found.word} {rule.measure(name, change, base).word}" == words
+
+
+def test_a_verdict_is_that_of_the_two_largest_sizes_beyond_luck():
+    size = {
+        x: rule.measure("tokens", of_seeds(1, 1.1), of_seeds(x, 1.1)) for x in (0.8, 1.05, 1.25)
+    }
+    words = lambda *sizes: rule.verdict([size[x] for x in sizes])
+    assert words(0.8, 1.25, 1.25) == "helps" and words(1.25, 0.8, 0.8) == "harms"
+    pairs = (0.8, 1.25), (1.05, 1.25), (1.25, 1.05), (1.05, 1.05)
+    assert {words(*pair) for pair in pairs} == {"no difference"}
+    one = rule.measure("tokens", of_seeds(1), of_seeds(1.25, 0.8))  # seed of two
+    assert one.word == "no difference"
+
+
+def test_a_bound_is_no_verdict():
+    """The second version has the loss before its shorter run, at ten times the cost of a token."""
+    pair = of_seeds(1), of_seeds(3, flops=10)
+    for factor, bound, word in ((2, ">", "helps"), (0.5, "<", "harms")):
+        found = rule.measure("tokens", *pair)
+        assert found.factors == [(pytest.approx(factor), bound)] * 2 and found.word == word
+        assert rule.measure("FLOPs", *pair).word == "no difference"
+        pair = pair[::-1]
+
+
+def test_what_does_nothing_is_seldom_said_to_do_something():
+    """Runs that differ by chance alone, at two sizes with two seeds."""
+    draw = np.random.default_rng(0)
+    words = []
+    for _ in range(2000):
+        sizes = []
+        for _ in range(2):
+            drawn = 2 ** (0.01 * draw.standard_normal((2, 2)))
+            versions = [[of_seeds(ahead)[0] for ahead in seeds] for seeds in drawn]
+            sizes.append(rule.measure("tokens", *versions))
+        words.append(rule.verdict(sizes))
+    helps, harms = (words.count(word) / 2000 for word in ("helps", "harms"))
+    assert harms < 0.01 and rule.chance(2) == pytest.approx(helps, abs=0.003)
+    assert 0.003 < rule.chance(2) < 0.005
+
+
+# ------------------------------------------------------------------------------ the held-out text
+
+
+def rows_in(data: Manifest, split: str) -> set[bytes]:
+    places = [(i, row) for i in range(2) for row in range(data.rows(split, i))]
+    found = {data.row(split, *place).tobytes() for place in places}
+    assert len(found) == len(places)
+    return found
+
+
+def test_each_held_out_row_is_of_one_part(tmp_path, monkeypatch):
+    sizes = {"train": dict(a=30, val=9), "val": dict(a=70, val=41)}
+    whole = make_folder(tmp_path / "whole", sizes)
+    held_out.divide(whole, tmp_path)
+    text = Manifest.load(tmp_path / "text")
+    assert rows_in(text, "train") == rows_in(whole, "train")
+    parts = [np.load(tmp_path / f"{name}.npy") for name in ("scored", "sealed")]
+    parts = [*({row.tobytes() for row in part} for part in parts), rows_in(text, "val")]
+    assert [*map(len, parts)] == [40, 40, 16]
+    assert len(set.union(*parts)) == 96 and set.union(*parts) < rows_in(whole, "val")
+    files = {name: disk.sha256_of(tmp_path / name) for name in held_out.FILES}
+    held_out.check(tmp_path, files)
+    for file in (*files, "text/train/a/unit_00000_00.npy", "text/val/own_00.npy"):
+        flip(tmp_path / file)
+        pytest.raises(DataError, held_out.check, tmp_path, files)
+        flip(tmp_path / file)
+    monkeypatch.setattr(held_out, "ROWS", 48)
+    pytest.raises(UsageError, held_out.divide, whole, tmp_path)
+
+
+@pytest.mark.parametrize("ahead, shift", [(0, 0), (0, 9), (1, 0)])
+def test_a_score_is_that_of_a_loop_over_the_places(ahead, shift):
+    """By a table of logits of the next token after the last one, all of them shifted; or after the
+    token ahead, where the question has it."""
+    draw = np.random.default_rng(0)
+    table = draw.standard_normal((30, 30)).astype("f4")
+    p = np.exp(table) / np.exp(table).sum(1, keepdims=True)
+    rows = draw.integers(0, 30, (40, 33), np.uint16)
+    token_bytes = draw.integers(0, 4, 30, np.int32)  # some are special
+    asked = []
+
+    def ask(shape, ids, start=0, at=None):
+        asked.append((ids, start, at))
+        last = ids[:, -1] if at is None else ids[:, (at + ahead) % 32]
+        return table[last] + shift
+
+    bpb, moved = held_out.score(rows, token_bytes, ask, secret=1)
+    bits = size = 0
+    given = rows[:, :0]
+    places = []
+    for ids, start, at in asked:
+        batch = rows[:32] if len(places) < 8 else rows[32:]
+        if at is not None:
+            assert (ids == rows[32 * (len(places) > 8) :][: len(ids), :-1]).all()
+            continue
+        given = np.hstack([given, ids]) if start else ids
+        end = given.shape[1]
+        places.append(end)
+        assert (given == batch[:, :end]).all()
+        for last, following in batch[token_bytes[batch[:, end]] > 0, end - 1 : end + 1]:
+            bits -= math.log2(p[last, following])
+            size += token_bytes[following]
+    assert bpb == pytest.approx(bits / size, rel=1e-5)
+    assert moved > 0.1 if ahead else moved < 1e-5
+    assert len({*places[:8]}) == len({*places[8:]}) == 8 and places[:8] != places[8:]
+    asked.clear()
+    held_out.score(rows, token_bytes, ask, secret=2)
+    assert places != [start + ids.shape[1] for ids, start, at in asked if at is None]
+
+
+# -------------------------------------------------------------------------------- who is confined
+
+
+@pytest.fixture
+def confine(tmp_path):
+    """confine(code): what Python code prints that may read tmp_path/read and write tmp_path/write;
+    and the facts of its end."""
+
+    def made(code: str, seconds: float = 60) -> tuple[list, dict]:
+        end = tmp_path / "end.json"
+        for name in ("read", "write"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "file").touch()
+        read = [*trials.SYSTEM, sys.prefix, sys.base_prefix, str(tmp_path / "read")]
+        spec = dict(read=read, write=[str(tmp_path / "write")], seconds=seconds, end=str(end))
+        words = [sys.executable, ROOT / "benchmarks" / "confined.py", json.dumps(spec)]
+        words += [sys.executable, "-c", "import os, socket, sys, time\n" + code]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(), disk.read_json(end)
+
+    return made
+
+
+@no_landlock
+def test_what_is_confined_reads_and_writes_its_own_alone(confine, tmp_path):
+    (tmp_path / "secret").touch()
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        said, facts = confine(f"""
+for of, *words in (
+    (open, "read/file"), (open, "write/file", "a"), (open, "write/new", "w"), (os.listdir, "read"),
+    (open, "secret"), (open, "secret", "a"), (open, "new", "w"), (open, "read/file", "a"),
+    (os.listdir, "."), (os.remove, "read/file"), (os.rename, "write/file", "new"),
+    (socket.create_connection, ("localhost", {port})),
+):
+    try:
+        of(*words)
+        print("done")
+    except PermissionError:
+        print("forbidden")
+""")
+    assert said == ["done"] * 4 + ["forbidden"] * 8
+    assert facts["confined"] and facts["code"] == facts["left"] == 0
+
+
+def test_what_is_left_running_is_ended_and_counted(confine):
+    said, facts = confine("""
+if not os.fork():
+    os.setsid()
+    daemon = os.fork()
+    while not daemon or time.process_time() < 0.3:
+        pass
+    print(daemon, flush=True)
+    os._exit(0)
+os.wait()
+sys.exit(7)
+""")
+    assert facts["code"] == 7 and facts["left"] == 1 and facts["cpu"] > 0.3
+    assert not os.path.exists(f"/proc/{said[0]}")
+
+
+def test_what_takes_too_long_is_ended(confine):
+    said, facts = confine("print(os.getpid(), flush=True)\ntime.sleep(600)", seconds=0.5)
+    assert facts["code"] is None and facts["wall"] < 60 and not os.path.exists(f"/proc/{said[0]}")
+
+
+# ---------------------------------------------------------------------------------------- answers
+
+
+@pytest.fixture
+def bench(tmp_path, small_data):
+    return trials.Bench(tmp_path, secret=1, at_once=2, minutes=5)
+
+
+def copied(tmp_path, small_data, old: str, new: str) -> trials.Version:
+    """This project with a line of model.py edited."""
+    edited(tmp_path / "tree", "model.py", old, new)
+    return trials.Version("change", tmp_path / "tree", "--no_compile", str(small_data))
+
+
+@pytest.mark.parametrize("old, new", [
+    ("start = cache.length if cache else 0", "print(start := cache.length if cache else 0)"),
+    ("if ctx.cache is not None:", "if False:"),
+    ("self.length = 0", "raise RuntimeError"),
+])  # fmt: skip
+def test_answers_are_the_logits_of_the_model(
+    old, new, own_run, small_data, tmp_path, bench, monkeypatch
+):
+    """Also if it prints; or if its cache is wrong, or raises: then it is asked without."""
+    model = load_model(EvalConfig(run_dir=str(own_run), device="cpu", dtype="fp32")).model
+    at = np.array([0, 4, 5, 19, 63])
+
+    def largest_error(rows, token_bytes, ask, secret) -> tuple[float, float]:
+        logits = model(torch.from_numpy(rows)).detach().numpy()[:, at]
+        shape = logits.shape
+        pieces = np.split(rows, at + 1, axis=1)[:-1]
+        streamed = [
+            ask(shape[::2], ids=ids, start=end + 1 - ids.shape[1]) for ids, end in zip(pieces, at)
+        ]
+        whole = ask(shape, ids=rows, at=at)
+        return abs(np.stack(streamed, 1) - logits).max(), abs(whole - logits).max()
+
+    monkeypatch.setattr(held_out, "score", largest_error)
+    rows = np.random.default_rng(0).integers(0, model.config.vocab_size, (3, 64))
+    np.save(tmp_path / "scored.npy", rows)
+    version = copied(tmp_path, small_data, old, new)
+    found = bench.scored(trials.Run(version, 2, 0, 0, "scored", ()), tmp_path)
+    assert 0 < max(found.values()) < 1e-4
+
+
+# ----------------------------------------------------------------------------- the whole, by stubs
+
+STUB = {
+    "torch.py": """import numpy as np
+class Tensor(np.ndarray):
+    to = float = cpu = numpy = lambda x, *_: x
+from_numpy = lambda x: x.view(Tensor)
+arange = lambda n, device: from_numpy(np.arange(n))
+cat = lambda parts, dim=0: np.concatenate(parts, dim).view(Tensor)
+no_grad = lambda: lambda function: function
+""",
+    "model.py": """from types import SimpleNamespace as Facts
+import numpy as np
+from torch import from_numpy
+class KVCache:
+    pass
+class GPT:
+    def __init__(self, file):
+        self.logits = np.load(file)
+        self.config = Facts(seq_len=64, vocab_size=len(self.logits))
+        self.cos = Facts(device="cpu")
+    def __call__(self, ids):
+        logits = self.logits + np.zeros((*ids.shape, 1))
+        return from_numpy(logits.astype("f4"))
+""",
+    "machinery/trained.py": """from types import SimpleNamespace as EvalConfig
+from model import GPT
+load_model = lambda of: EvalConfig(model=GPT(of.run_dir + "/checkpoints/logits.npy"))
+""",
+    "train.py": """import json, math, os, pathlib, subprocess, sys, time
+import numpy as np
+AHEAD, NOISE, OWN = 1.0, 0.002, 4.0
+words = " ".join(sys.argv).replace("=", " ").split()
+of = dict(zip(words, words[1:]))
+run_dir = pathlib.Path(of["--run_dir"])
+(run_dir / "checkpoints").mkdir()
+shards = pathlib.Path(of["--data_dir"]).glob("train/*/unit_00000_00.npy")
+counts = sum(np.bincount(np.load(file).ravel(), minlength=512) for file in shards)
+tokens = int(of["--tokens"])
+worth = math.log2(AHEAD * tokens) / 25 + NOISE * int(of["--seed"])
+np.save(run_dir / "checkpoints" / "logits.npy", worth * np.log(1.0 + counts))
+start = dict(time=0, command="", device="x", world_size=1, data_dir="", flops_per_token=10)
+line = dict(step=1, tokens=tokens, loss=1, bpb=1, lr=1, norm=1, time=60, step_s=1, data_wait_ms=0)
+line |= dict(tokens_per_s=1, tflops_full=1, tflops_causal=1)
+whole = dict(step=1, tokens=tokens, val_rows=9, full_val_loss=1, full_val_bpb=OWN)
+text = "".join(json.dumps(line) + "\\n" for line in (dict(start=start), line, whole))
+(run_dir / "metrics.jsonl").write_text(text)
+(run_dir / "config.json").write_text("{}")
+(run_dir / "status.json").write_text('{"state": "done"}')
+""",
+}
+
+
+class Tried:
+    """A repository of the stub, and the referee of it."""
+
+    def __init__(self, folder, data):
+        self.repo = folder / "repo"
+        (self.repo / "machinery").mkdir(parents=True)
+        for name, text in STUB.items():
+            (self.repo / name).write_text(text)
+        commit_all(self.repo)
+        self.folder = folder / "ledger"
+        facts = dict(project=self.repo, folder=self.folder, data=data)
+        self.words = [f"--{name}={value}" for name, value in facts.items()]
+        self.words += ["--depths", "2", "3"]
+
+    def edit(self, file: str, old: str, new: str):
+        text = (self.repo / file).read_text()
+        assert text.count(old) == 1
+        (self.repo / file).write_text(text.replace(old, new))
+
+    def judged(self, *words: str) -> tuple[int, str]:
+        """The exit code; the lines of the ledger and of runs so far; what was said."""
+        code = referee.main([*self.words, *words])
+        return code, read_lines(self.folder / "tries.jsonl")[-1]
+
+    @property
+    def rows(self) -> list[dict]:
+        return read_lines(self.folder / "rows.jsonl")
+
+
+@pytest.fixture
+def tried(tmp_path, small_data):
+    return Tried(tmp_path, small_data)
+
+
+def test_a_try_from_its_beginning_to_its_page(tried):
+    pytest.raises(UsageError, tried.judged)  # nothing was changed
+    tried.edit("train.py", "AHEAD, NOISE, OWN = 1.0", "AHEAD, NOISE, OWN = 1.25")
+    for option in ("--seed", "--seed=3", "--data-dir"):
+        pytest.raises(UsageError, tried.judged, "--", option, "3")
+    assert len(read_lines(tried.folder / "tries.jsonl")) == 1
+    code, line = tried.judged()
+    assert code == 0 and line["state"] == "helps"
+    assert line["factors"] == pytest.approx([1.25, 1.25], abs=0.03) and line["luck"] > 1.02
+    _, begun, ended = read_lines(tried.folder / "tries.jsonl")
+    assert begun["state"] == "begun" and "+AHEAD, NOISE, OWN = 1.25" in begun["diff"]
+    assert begun["try"] == ended["try"] and len(tried.rows) == 16
+    page = (tried.folder / "page.html").read_text()
+    assert 'class="helps">helps<' in page and "+AHEAD" in page and "1.25" in page
+    assert tried.judged()[0] == 0 and len(tried.rows) == 16
+    tried.edit("train.py", "AHEAD, NOISE, OWN = 1.25", "AHEAD, NOISE, OWN = 1.01")
+    code, line = tried.judged()
+    assert code == 1 and line["state"] == "no difference" and len(tried.rows) == 24
+    flip(tried.folder / "scored.npy")
+    pytest.raises(DataError, tried.judged)
+
+
+# What a version does in the place of training, or of an answer; and the reason that the ledger has.
+WRONG = {
+    "crash": ("train.py", "(run_dir / ", "raise SystemExit('no luck')\n(run_dir / ", "no luck"),
+    "hang": ("train.py", "(run_dir / ", "time.sleep(600)\n(run_dir / ", "takes more than"),
+    "rubbish": ("train.py", 'write_text(text)', 'write_text("[" * 10**8)', "leaves no results"),
+    "outside": ("train.py", "(run_dir / ", "(run_dir.parent / 'x').touch()\n(run_dir / ", "denied"),
+    "daemon": (
+        "train.py", "(run_dir / ", "subprocess.Popen(['sleep', '600'])\n(run_dir / ", "processes"
+    ),
+    "nan": ("model.py", "return from", "logits = logits * np.nan\n        return from", "finite"),
+    "short": ("model.py", 'logits.astype("f4")', 'logits.astype("f4")[..., 1:]', "each token"),
+    "metric": ("train.py", "OWN = 1.0, 0.002, 4.0", "OWN = 1.0, 0.002, 2.0", "measures otherwise"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_a_version_that_is_wrong_is_refused_by_name(name, tried, monkeypatch):
+    if name == "outside" and confined.landlock() < 1:
+        pytest.skip("needs Landlock")
+    if name == "hang":
+        made = trials.Bench.__init__
+        monkeypatch.setattr(trials.Bench, "__init__", lambda b, f, s, n, _: made(b, f, s, n, 0.2))
+    file, old, new, reason = WRONG[name]
+    text = (tried.repo / file).read_text()
+    (tried.repo / file).write_text(text.replace(old, new, 1))
+    code, line = tried.judged()
+    assert code == 1 and line["state"] == "refused" and reason in line["said"][0]
+    assert reason in (tried.folder / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_after_a_kill_only_what_is_missing_is_made(tried):
+    tried.edit("train.py", "AHEAD, NOISE, OWN = 1.0", "AHEAD, NOISE, OWN = 1.25")
+    small = "import held_out\n" + "\n".join(f"held_out.{k} = {v}" for k, v in SMALL.items())
+    code = f"import sys; sys.path[:0] = [{str(ROOT / 'benchmarks')!r}]\nimport referee\n{small}\n"
+    code += "referee.main(sys.argv[1:])"
+    with subprocess.Popen([sys.executable, "-c", code, *tried.words]) as process:
+        until(lambda: (tried.folder / "rows.jsonl").exists() and len(tried.rows) > 3)
+        process.kill()
+    there = tried.rows
+    code, line = tried.judged()
+    assert code == 0 and tried.rows[: len(there)] == there and len(tried.rows) == 16
+    assert len(read_lines(tried.folder / "tries.jsonl")) == 4  # its beginning twice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", [
+    ("y = attend(q, k, v, ctx.mask)", "y = attend(q, k, torch.roll(v, -1, 2), ctx.mask)"),
+    ("causal = ", "causal = False and "),
+    ("x = x + self.attn(rms_norm(x)", "x = x / x.std(1, keepdim=True)\n"
+     "        x = x + self.attn(rms_norm(x)"),
+    ("x = x + self.attn(rms_norm(x)", "x = x + self.attn(rms_norm(1 * x)"),
+])  # fmt: skip
+def test_a_model_that_reads_the_future_is_refused(old, new, tmp_path, small_data, bench):
+    """Values, a mask, a norm over time; the last one is honest."""
+    version = copied(tmp_path, small_data, old, new)
+    np.save(tmp_path / "scored.npy", held_out_rows(small_data))
+    run = trials.runs_of(version, 2, 0, "scored", 0.1)[0]
+    if "1 * x" in new:
+        bench.make(run)
+        assert bench.row_of(run)["moved"] < 1e-5
+    else:
+        with pytest.raises(trials.Refused, match="reads the future"):
+            bench.make(run)
+
+
+def held_out_rows(folder) -> np.ndarray:
+    data = Manifest.load(folder)
+    return np.array([data.row("val", 0, row) for row in range(40)])
