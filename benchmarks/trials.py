@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 import torch
@@ -31,7 +30,6 @@ import runs
 from config import UsageError
 from instruments.pages.run_folder import RunFolder
 from machinery import cli, disk
-from machinery.code import BESIDE
 from machinery.formats import read_lines
 from machinery.output import say
 from machinery.shards import Manifest
@@ -60,11 +58,9 @@ class Version:
 
     @cached_property
     def key(self) -> str:
-        facts = [self.options, Manifest.load(self.data).fingerprint]
-        for file in sorted(self.tree.rglob("*.py")):
-            name = file.relative_to(self.tree)
-            if name.parts[0] not in BESIDE:
-                facts.append([str(name), disk.sha256_of(file)])
+        files = sorted(file for file in self.tree.rglob("*") if file.is_file())
+        facts = [[str(file.relative_to(self.tree)), disk.sha256_of(file)] for file in files]
+        facts += [self.options, Manifest.load(self.data).fingerprint]
         return disk.sha256_of_tree(facts)[:12]
 
 
@@ -119,7 +115,6 @@ class Bench:
         self.at_once = at_once
         self.minutes = minutes  # the longest that a run may take
         self.rows = read_lines(folder / "rows.jsonl", dict)
-        self.lock = Lock()
         self.running: set[subprocess.Popen] = set()
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -130,7 +125,7 @@ class Bench:
     def make_all(self, wanted: list[Run]) -> None:
         """Make the runs that have no row. Refused if one of a change fails."""
         missing = [run for run in wanted if self.row_of(run) is None]
-        say(f"{len(missing)} of {len(wanted)} runs to make, {self.at_once} at once", flush=True)
+        say(f"{len(missing)} of {len(wanted)} runs to make, {self.at_once} at once")
         pool = ThreadPoolExecutor(self.at_once)
         made = [pool.submit(self.make, run) for run in missing]
         try:
@@ -138,9 +133,8 @@ class Bench:
                 future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            with self.lock:
-                for process in self.running:
-                    process.kill()  # which ends what it watches
+            for process in list(self.running):
+                process.kill()  # which ends what it watches
 
     def make(self, run: Run) -> None:
         place = self.folder / "runs" / run.name
@@ -153,19 +147,16 @@ class Bench:
                 raise UsageError(f"the base {reason}; nothing can be compared with it") from None
             raise
         shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
-        with self.lock:
-            self.rows.append(row)
-            disk.append(self.folder / "rows.jsonl", json.dumps(row | runs.made()) + "\n")
+        self.rows.append(row)
+        disk.append(self.folder / "rows.jsonl", json.dumps(row | runs.made()) + "\n")
         say(f"{run.name}: {row['bpb']:.4f} bits per byte, {row['seconds']:.0f} s", flush=True)
 
     def trained(self, run: Run, place: Path) -> dict:
         """Train. FLOPs: as the version itself counts them."""
         run_dir = place / "run"
-        home = self.folder / f"home_{run.version.key}"  # what is compiled is used again
-        for folder in (run_dir, home):
-            folder.mkdir(exist_ok=True)
+        run_dir.mkdir()
         words = ["train.py", *run.words, "--run_dir", run_dir]
-        with self.begun(run, place, words, home, run_dir) as (_, used):
+        with self.begun(run, place, words, run_dir) as (_, used):
             pass
         try:
             found = RunFolder(run_dir)
@@ -208,18 +199,20 @@ class Bench:
         return dict(bpb=bpb, moved=moved)
 
     @contextmanager
-    def begun(self, run: Run, place: Path, words: list, *own: str | Path, asked: bool = False):
-        """A process with the code of a version; at the end, what it has used is known. `own` are
-        the folders where it may write, the first of them its home. Refused if it fails."""
+    def begun(self, run: Run, place: Path, words: list, own: str | Path, asked: bool = False):
+        """A process with the code of a version; at the end, what it has used is known. `own` is
+        the folder where it may write, also what is compiled for it. Refused if it fails."""
         tree = run.version.tree
         programs = ROOT / "benchmarks"
         read = [*SYSTEM, sys.prefix, sys.base_prefix, tree, run.version.data, place / "run"]
         read += [programs / "answers.py"]
-        write = [*DEVICES, *own]
+        write = [*DEVICES, own]
         end = place / "end.json"
         limits = dict(seconds=60 * self.minutes, end=str(end))
         spec = json.dumps(dict(read=read, write=write) | limits, default=str)
-        env = dict(HOME=str(own[0]), TMPDIR=str(own[0]), PYTHONPATH="")
+        env = dict.fromkeys(("HOME", "TMPDIR", "PYTHONPYCACHEPREFIX"), str(own)) | {
+            "PYTHONPATH": ""
+        }
         env |= dict(OMP_NUM_THREADS="1") if self.device == "cpu" else {}
         command = [sys.executable, programs / "confined.py", spec, sys.executable, *words]
         with (
@@ -229,14 +222,12 @@ class Bench:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE if asked else log, stderr=log,
             ) as process,
         ):  # fmt: skip
-            with self.lock:
-                self.running.add(process)
+            self.running.add(process)
             used = {}
             try:
                 yield process, used
             finally:
-                with self.lock:
-                    self.running.remove(process)
+                self.running.remove(process)
         if not end.exists():
             raise Refused("ends the process that watches it")
         used |= disk.read_json(end)

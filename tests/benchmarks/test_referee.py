@@ -7,7 +7,6 @@ this project with one line edited.
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from faults import edited
 
 import confined
 import held_out
-import referee
+import judge
 import trials
 from config import UsageError
 from instruments.pages import rule
@@ -36,10 +35,9 @@ SMALL = dict(ROWS=40, OWN=16, PLACES=8)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Few held-out rows; and the signal of a process that goes on is its own."""
+    """Few held-out rows."""
     for name, value in SMALL.items():
         monkeypatch.setattr(held_out, name, value)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
 # -------------------------------------------------------------------------------------- the rule
@@ -363,7 +361,7 @@ class Tried:
 
     def judged(self, *words: str) -> tuple[int, str]:
         """The exit code; the lines of the ledger and of runs so far; what was said."""
-        code = referee.main([*self.words, *words])
+        code = judge.main([*self.words, *words])
         return code, read_lines(self.folder / "tries.jsonl")[-1]
 
     @property
@@ -433,8 +431,8 @@ def test_a_version_that_is_wrong_is_refused_by_name(name, tried, monkeypatch):
 def test_after_a_kill_only_what_is_missing_is_made(tried):
     tried.edit("train.py", "AHEAD, NOISE, OWN = 1.0", "AHEAD, NOISE, OWN = 1.25")
     small = "import held_out\n" + "\n".join(f"held_out.{k} = {v}" for k, v in SMALL.items())
-    code = f"import sys; sys.path[:0] = [{str(ROOT / 'benchmarks')!r}]\nimport referee\n{small}\n"
-    code += "referee.main(sys.argv[1:])"
+    code = f"import sys; sys.path[:0] = [{str(ROOT / 'benchmarks')!r}]\nimport judge\n{small}\n"
+    code += "judge.main(sys.argv[1:])"
     with subprocess.Popen([sys.executable, "-c", code, *tried.words]) as process:
         until(lambda: (tried.folder / "rows.jsonl").exists() and len(tried.rows) > 3)
         process.kill()
