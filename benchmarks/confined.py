@@ -95,20 +95,23 @@ def end_all() -> int:
 
 
 def main(spec: dict, command: list[str]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if sys.platform == "linux":
         LIBC.prctl(SUBREAPER, 1, 0, 0, 0)  # the parent of what its children leave
-        LIBC.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        LIBC.prctl(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     began = time.monotonic()
     process = subprocess.Popen(command, preexec_fn=lambda: begin(spec))
     for fd in (0, 1):  # the command's alone, so that their other ends see when it ends
         os.close(fd)
+    code = None
     try:
-        code = process.wait(spec["seconds"])
-    except subprocess.TimeoutExpired:
-        code = None
-        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(spec["seconds"])
+    finally:
+        process.kill()  # if it has not ended
         process.wait()
-    facts = dict(code=code, wall=time.monotonic() - began, left=end_all())
+        left = end_all()
+    facts = dict(code=code, wall=time.monotonic() - began, left=left)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     facts |= dict(cpu=used.ru_utime + used.ru_stime, confined=landlock() > 0)
     Path(spec["end"]).write_text(json.dumps(facts))

@@ -26,7 +26,6 @@ ROWS = 256  # that judge, and that are sealed
 OWN = 64  # for a version's own validation
 PLACES = 64  # in a row, whose next token is asked for
 AT_ONCE = 32  # rows
-WHOLE = 64  # rows that are asked for again, as a whole
 PIECE = 32  # tokens
 FILES = ("text/manifest.json", "scored.npy", "sealed.npy")
 
@@ -76,8 +75,8 @@ def copied(folder: Path, manifest: Manifest) -> float:
     def hashes(rows: np.ndarray) -> np.ndarray:  # (n, T + 1) -> (n, T + 2 - PIECE), mod 2**64
         return np.lib.stride_tricks.sliding_window_view(rows.astype(np.uint64), PIECE, 1) @ powers
 
-    held_out = np.concatenate([np.load(folder / name) for name in FILES[1:]])
-    pieces = hashes(held_out)[:, ::PIECE].ravel()
+    texts = np.concatenate([np.load(folder / name) for name in FILES[1:]])
+    pieces = hashes(texts)[:, ::PIECE].ravel()
     found = np.zeros(len(pieces), bool)
     for source in range(len(manifest.sources)):
         for row in range(manifest.rows("train", source)):
@@ -114,9 +113,8 @@ def score(
         targets = batch[:, ends]  # (B, P)
         log_p = log_probabilities(np.stack(answers, axis=1), targets)
         parts.append((-log_p, targets))
-        if len(parts) * AT_ONCE <= WHOLE:
-            whole = ask((B, len(at), V), ids=batch[:, :-1], at=at)
-            moved.append(np.abs(log_probabilities(whole, targets) - log_p).mean())
+        whole = ask((B, len(at), V), ids=batch[:, :-1], at=at)
+        moved.append(np.abs(log_probabilities(whole, targets) - log_p).mean())
     nats, targets = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts))
     sums = sums_of(nats, targets, torch.from_numpy(token_bytes)).values()
     return loss_and_bpb(*(x.double().sum().item() for x in sums))[1], float(np.mean(moved))

@@ -86,7 +86,6 @@ def main(argv: list[str]) -> int:
     options = shlex.join(argv[end + 1 :])
     check_options(argv[end + 1 :])
     folder = Path(config.folder).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     with disk.lock(folder, "--folder"):
         ledger = read_lines(folder / "tries.jsonl", dict)
         began = ledger[0] if ledger else begin(folder, config)
@@ -151,8 +150,8 @@ def judge(config: RefereeConfig, options: str, folder: Path, began: dict) -> dic
     names = ("depths", "tokens_per_weight", "by", "seeds", "rows", "final")
     facts = {name: getattr(config, name) for name in names} | dict(options=options)
     line = {"try": disk.sha256_of_tree([facts, base.key, change.key])[:12]} | facts
-    names = [version.tree.name for version in (base, change)]
-    compared = ["diff", "-ruaN", *names]  # not git's, which may be told what to hide
+    # Not git's diff, which may be told what to hide.
+    compared = ["diff", "-ruaN", base.tree.name, change.tree.name]
     diff = subprocess.run(compared, cwd=folder, capture_output=True).stdout.decode(errors="replace")
     if len(diff) > LARGEST_DIFF:
         raise UsageError(f"the diff has {len(diff):,} characters, more than anybody reads")

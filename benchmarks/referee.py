@@ -49,12 +49,12 @@ def git(project: str | Path, *words: str) -> str:
 
 def copy_of(project: str | Path, commit: str, folder: Path) -> Path:
     """The files of a commit, in FOLDER/tree_HASH, without the repository."""
-    hash = git(project, "rev-parse", f"{commit}^{{tree}}")
-    tree = folder / f"tree_{hash}"
+    name = git(project, "rev-parse", f"{commit}^{{tree}}")
+    tree = folder / f"tree_{name}"
     if not tree.exists():
         prefix = git(project, "rev-parse", "--show-prefix")
         with tempfile.TemporaryDirectory(dir=folder) as new:
-            git(project, "archive", f"--output={new}/tree.tar", f"{hash}:{prefix}")
+            git(project, "archive", f"--output={new}/tree.tar", f"{name}:{prefix}")
             shutil.unpack_archive(f"{new}/tree.tar", f"{new}/tree")
             os.rename(f"{new}/tree", tree)
     return tree
@@ -70,8 +70,7 @@ def main(argv: list[str]) -> None:
     try:
         commit = git(ROOT, "rev-parse", "HEAD")
         if ledger.exists():
-            with open(ledger) as file:
-                commit = json.loads(file.readline())["judge"]
+            commit = json.loads(ledger.read_text().splitlines()[0])["judge"]
         program = copy_of(ROOT, commit, folder) / "benchmarks" / "judge.py"
     except GitError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -116,6 +116,7 @@ class Bench:
         self.minutes = minutes  # the longest that a run may take
         self.rows = read_lines(folder / "rows.jsonl", dict)
         self.running: set[subprocess.Popen] = set()
+        self.stopped = False  # a process that begins now ends at once
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def row_of(self, run: Run) -> dict | None:
@@ -131,10 +132,13 @@ class Bench:
         try:
             for future in made:
                 future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        except BaseException:
+            self.stopped = True
             for process in list(self.running):
-                process.kill()  # which ends what it watches
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def make(self, run: Run) -> None:
         place = self.folder / "runs" / run.name
@@ -205,16 +209,13 @@ class Bench:
         tree = run.version.tree
         programs = ROOT / "benchmarks"
         read = [*SYSTEM, sys.prefix, sys.base_prefix, tree, run.version.data, place / "run"]
-        read += [programs / "answers.py"]
-        write = [*DEVICES, own]
+        read.append(programs / "answers.py")
         end = place / "end.json"
-        limits = dict(seconds=60 * self.minutes, end=str(end))
-        spec = json.dumps(dict(read=read, write=write) | limits, default=str)
-        env = dict.fromkeys(("HOME", "TMPDIR", "PYTHONPYCACHEPREFIX"), str(own)) | {
-            "PYTHONPATH": ""
-        }
+        spec = dict(read=read, write=[*DEVICES, own], seconds=60 * self.minutes, end=end)
+        env = dict(HOME=own, TMPDIR=own, PYTHONPYCACHEPREFIX=own, PYTHONPATH="")
         env |= dict(OMP_NUM_THREADS="1") if self.device == "cpu" else {}
-        command = [sys.executable, programs / "confined.py", spec, sys.executable, *words]
+        command = [sys.executable, programs / "confined.py", json.dumps(spec, default=str)]
+        command += [sys.executable, *words]
         with (
             open(place / "log", "ab") as log,
             subprocess.Popen(
@@ -223,6 +224,8 @@ class Bench:
             ) as process,
         ):  # fmt: skip
             self.running.add(process)
+            if self.stopped:
+                process.terminate()
             used = {}
             try:
                 yield process, used

@@ -184,13 +184,13 @@ def confine(tmp_path):
     """confine(code): what Python code prints that may read tmp_path/read and write tmp_path/write;
     and the facts of its end."""
 
-    def made(code: str, seconds: float = 60) -> tuple[list, dict]:
+    def made(code: str) -> tuple[list, dict]:
         end = tmp_path / "end.json"
         for name in ("read", "write"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "file").touch()
         read = [*trials.SYSTEM, sys.prefix, sys.base_prefix, str(tmp_path / "read")]
-        spec = dict(read=read, write=[str(tmp_path / "write")], seconds=seconds, end=str(end))
+        spec = dict(read=read, write=[str(tmp_path / "write")], seconds=60, end=str(end))
         words = [sys.executable, ROOT / "benchmarks" / "confined.py", json.dumps(spec)]
         words += [sys.executable, "-c", "import os, socket, sys, time\n" + code]
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
@@ -227,7 +227,7 @@ def test_what_is_left_running_is_ended_and_counted(confine):
 if not os.fork():
     os.setsid()
     daemon = os.fork()
-    while not daemon or time.process_time() < 0.3:
+    while time.process_time() < (0.3 if daemon else 60):
         pass
     print(daemon, flush=True)
     os._exit(0)
@@ -236,11 +236,6 @@ sys.exit(7)
 """)
     assert facts["code"] == 7 and facts["left"] == 1 and facts["cpu"] > 0.3
     assert not os.path.exists(f"/proc/{said[0]}")
-
-
-def test_what_takes_too_long_is_ended(confine):
-    said, facts = confine("print(os.getpid(), flush=True)\ntime.sleep(600)", seconds=0.5)
-    assert facts["code"] is None and facts["wall"] < 60 and not os.path.exists(f"/proc/{said[0]}")
 
 
 # ---------------------------------------------------------------------------------------- answers
@@ -259,7 +254,7 @@ def copied(tmp_path, small_data, old: str, new: str) -> trials.Version:
 
 @pytest.mark.parametrize("old, new", [
     ("start = cache.length if cache else 0", "print(start := cache.length if cache else 0)"),
-    ("if ctx.cache is not None:", "if False:"),
+    ("= torch.stack([k, v])", "= torch.stack([k, -v])"),
     ("self.length = 0", "raise RuntimeError"),
 ])  # fmt: skip
 def test_answers_are_the_logits_of_the_model(
@@ -374,7 +369,7 @@ def tried(tmp_path, small_data):
     return Tried(tmp_path, small_data)
 
 
-def test_a_try_from_its_beginning_to_its_page(tried):
+def test_a_try_from_its_beginning_to_its_page(tried, monkeypatch):
     pytest.raises(UsageError, tried.judged)  # nothing was changed
     tried.edit("train.py", "AHEAD, NOISE, OWN = 1.0", "AHEAD, NOISE, OWN = 1.25")
     for option in ("--seed", "--seed=3", "--data-dir"):
@@ -390,8 +385,16 @@ def test_a_try_from_its_beginning_to_its_page(tried):
     assert 'class="helps">helps<' in page and "+AHEAD" in page and "1.25" in page
     assert tried.judged()[0] == 0 and len(tried.rows) == 16
     tried.edit("train.py", "AHEAD, NOISE, OWN = 1.25", "AHEAD, NOISE, OWN = 1.01")
+    make_all = trials.Bench.make_all
+
+    def edited_meanwhile(bench, wanted):
+        make_all(bench, wanted)
+        tried.edit("train.py", "1.01", "1.02")
+
+    monkeypatch.setattr(trials.Bench, "make_all", edited_meanwhile)
     code, line = tried.judged()
     assert code == 1 and line["state"] == "no difference" and len(tried.rows) == 24
+    assert "edited meanwhile" in line["said"][-1]
     flip(tried.folder / "scored.npy")
     pytest.raises(DataError, tried.judged)
 
@@ -453,7 +456,9 @@ def test_after_a_kill_only_what_is_missing_is_made(tried):
 def test_a_model_that_reads_the_future_is_refused(old, new, tmp_path, small_data, bench):
     """Values, a mask, a norm over time; the last one is honest."""
     version = copied(tmp_path, small_data, old, new)
-    np.save(tmp_path / "scored.npy", held_out_rows(small_data))
+    data = Manifest.load(small_data)
+    rows = [data.row("val", 0, row) for row in range(40)]
+    np.save(tmp_path / "scored.npy", np.array(rows))
     run = trials.runs_of(version, 2, 0, "scored", 0.1)[0]
     if "1 * x" in new:
         bench.make(run)
@@ -461,8 +466,3 @@ def test_a_model_that_reads_the_future_is_refused(old, new, tmp_path, small_data
     else:
         with pytest.raises(trials.Refused, match="reads the future"):
             bench.make(run)
-
-
-def held_out_rows(folder) -> np.ndarray:
-    data = Manifest.load(folder)
-    return np.array([data.row("val", 0, row) for row in range(40)])
