@@ -11,14 +11,10 @@ predicts token i + 1. Next: the page itself; docs/look.md says how each number i
 """
 
 import base64
-import json
 import math
-import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -28,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 import data
 from config import LARGEST, Dtype, Local, UsageError
-from instruments.pages.run_folder import page_file
+from instruments.pages.template import filled, page_file
 from machinery import disk
 from machinery.errors import NonFiniteError
 from machinery.output import say
@@ -350,13 +346,5 @@ def look(config: LookConfig, load_model: Callable) -> None:
     origin = loaded.provenance
     found |= dict(source=source, step=origin.step, trained=origin.tokens, tuned=origin.tuned)
     path = page_file(config.out, run_dir, "look.html")
-    disk.write_text(path, page(found, f"Inside {run_dir.name}"))
+    disk.write_text(path, filled("look.html", title=f"Inside {run_dir.name}", found=found))
     say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
-
-
-def page(found: dict, title: str) -> str:
-    """The template with its title, its data, and a nonce, so that no other script may run."""
-    text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    template = Path(__file__).with_name("look.html").read_text(encoding="utf-8")
-    before, after = template.replace("{{nonce}}", secrets.token_urlsafe()).split("{{data}}")
-    return before.replace("{{title}}", escape(title)) + text + after

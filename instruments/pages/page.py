@@ -16,14 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 import data
 from bits_per_byte import score_text
 from config import UsageError
-from instruments.pages.run_folder import page_file
+from instruments.pages.template import filled, page_file
 from instruments.talk.sample import prompts_of
 from machinery import disk
 from machinery.errors import DataError
@@ -48,8 +47,6 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     the weights of the page."""
     start = time.monotonic()
     file = page_file(out, loaded.run_dir, "page.html")
-    if file.suffix == ".weights":  # the name of the file beside it
-        raise UsageError(f"--out {file}: give the page a name that ends in .html")
     facts = facts_of(loaded)
     form = "fp16" if half else "int8"
     before = held_out_loss(loaded)
@@ -72,28 +69,13 @@ def write(loaded: Trained, out: str, half: bool) -> None:
         tensors=[shape for *shape, _ in tensors],
         weights=dict(bytes=len(content), mark=mark, file=beside.name if beside else ""),
     )
-    disk.write_text(file, page(tree, b"" if beside else content))
+    weights = base64.b64encode(b"" if beside else content).decode()
+    disk.write_text(file, filled("page.html", tree=tree, weights=weights))
     say("; ".join(facts))
     size = (len(content) if beside else 0) + file.stat().st_size
     where = f"{file}, and beside it {beside.name}" if beside else file
     took = time.monotonic() - start
     say(f"wrote {where} ({size / 1e6:.1f} MB, {took:.0f} s): open it in a browser")
-
-
-def page(tree: dict, weights: bytes) -> str:
-    """page.html with all that it needs; no script runs and no style counts but its own."""
-    read = lambda name: Path(__file__).with_name(name).read_text(encoding="utf-8")
-    text = read("page.html")
-    for kind in ("style", "script"):
-        *_, own = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
-        text = text.replace(f"{kind.upper()}_HASH", f"sha256-{digest}")
-    filled = dict(
-        ENGINE="".join(map(read, ("gpt.js", "bpe.js", "worker.js"))),
-        MODEL=json.dumps(tree, ensure_ascii=False).replace("<", "\\u003c"),
-        WEIGHTS=base64.b64encode(weights).decode(),
-    )
-    return re.sub(r">(ENGINE|MODEL|WEIGHTS)<", lambda found: f">{filled[found[1]]}<", text)
 
 
 @torch.no_grad()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader
 
 from config import Local, UsageError
 from instruments.pages import curves, multiplier
 from instruments.pages.run_folder import RunFolder, one_line
+from instruments.pages.template import filled
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import code, disk, folders, trained
 from machinery.formats import SampleLine
@@ -26,8 +26,6 @@ from tokenizer import Tokenizer
 
 SAMPLE_TOKENS = 40  # drawn at a validation
 SAMPLE_SHOWN = 72  # characters on the screen
-FOLDER = FileSystemLoader(Path(__file__).parent)
-TEMPLATES = Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ def rewrite(config: ReportConfig, load_model) -> None:
 def write(run_dir: str | Path) -> Path:
     """Write RUN_DIR/report.html; returns its path."""
     run = RunFolder(run_dir)
-    html = TEMPLATES.get_template("report.html").render(
+    html = filled(
+        "report.html",
         run=run,
         pictures=curves.draw_run(run),
         now=time.time(),

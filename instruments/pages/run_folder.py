@@ -44,12 +44,6 @@ def one_line(value: object) -> str:
 # --------------------------------------------------------------------------------------- the run
 
 
-def page_file(out: str, run_dir: Path, name: str) -> Path:
-    """Where a page goes: the file `out`; or `name` in it if it is a folder, or in the run's."""
-    path = Path(out or run_dir)
-    return path / name if path.is_dir() or not out else path
-
-
 class RunFolder:
     """What a run folder says. steps, validations: lines of metrics.jsonl, in order."""
 

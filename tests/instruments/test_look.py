@@ -22,6 +22,7 @@ from bits_per_byte import score_text
 from config import GPTConfig, UsageError
 from instruments.pages import look
 from instruments.pages.look import Probe
+from instruments.pages.template import filled
 from machinery.errors import NonFiniteError
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
@@ -362,7 +363,9 @@ def test_a_page_without_a_single_head_that_is_seen(browser, tokenizer, tmp_path)
     unseen = look.facts_of(model, text_for(model), tokenizer)
     assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
     unseen |= dict(source="</script><b>your prompt", step=0, trained=0)
-    (tmp_path / "look.html").write_text(look.page(unseen, "Inside <x> {{data}}"))
+    (tmp_path / "look.html").write_text(
+        filled("look.html", title="Inside <x> {{data}}", found=unseen)
+    )
     with opened(browser, tmp_path / "look.html", 1280, "light") as page:
         page.wait_for_selector("body[data-ready]")
         assert "0, 1" in page.inner_text("#checks") and page.title() == "Inside <x> {{data}}"
@@ -377,7 +380,9 @@ def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_pat
     model = random_model(ONE_HEAD, vocab_size=512)
     ids = torch.tensor([0, *(id_of[bytes([byte])] for byte in raw)])
     found = look.facts_of(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
-    (tmp_path / "look.html").write_text(look.page(found, "x"), encoding="utf-8")
+    (tmp_path / "look.html").write_text(
+        filled("look.html", title="x", found=found), encoding="utf-8"
+    )
     with opened(browser, tmp_path / "look.html") as page:
         page.wait_for_selector("body[data-ready]")
         shown = page.locator("#text").text_content()
@@ -408,12 +413,13 @@ def test_nothing_in_the_data_becomes_part_of_the_page(browser, trained, tmp_path
     changes = [{name: poisoned(honest[name])} for name in honest.keys() - {"ids", "maps", "words"}]
     changes += [dict(words=dict.fromkeys(honest["words"], EVIL)), poisoned(honest)]
     changes += [dict(heads=[h | dict(kind=EVIL) for h in honest["heads"]]), dict(unseen=[EVIL])]
-    pages = [look.page(honest | change, "honest") for change in changes]
+    page_of = partial(filled, "look.html", title="honest")
+    pages = [page_of(found=honest | change) for change in changes]
     context = browser.new_context()
     page = context.new_page()
     asked = []
     page.on("request", lambda r: asked.append(r.url))
-    for text in [*pages, look.page(honest, "honest").replace("<p id=facts>", EVIL)]:
+    for text in [*pages, page_of(found=honest).replace("<p id=facts>", EVIL)]:
         path.write_text(text)
         page.goto(path.as_uri())
         page.evaluate("new Promise(requestAnimationFrame)")

@@ -1,8 +1,6 @@
 """A model's page in node: what gpt.js, bpe.js and worker.js compute, beside what the model does;
 the file, and what is refused. Skipped where there is no node."""
 
-import base64
-import hashlib
 import json
 import re
 import shutil
@@ -24,6 +22,7 @@ from config import EXTRAS, GPTConfig, UsageError
 from hf import export, parity, tokenizer_json
 from instruments.pages import page
 from instruments.pages.look import Probe
+from instruments.pages.template import filled
 from machinery.formats import Provenance
 from machinery.trained import EvalConfig, Trained
 from tokenizer import SPLITS, Tokenizer
@@ -181,7 +180,7 @@ def test_ids_are_those_of_the_tokenizer(kind, tmp_path):
         write_json(tmp_path / "tokenizer.json", tree)
         own = tokenizer_json.read(tmp_path, KINDS[kind]["special"][0])
     file = tmp_path / "p.html"
-    file.write_text(page.page(dict(tokenizer=page.tokenizer_of(own)), b""), "utf-8")
+    file.write_text(filled("page.html", tree=dict(tokenizer=page.tokenizer_of(own))), "utf-8")
     _, (content, found) = ask(file, js(ENCODE, texts=TEXTS))
     for text, ids in zip(TEXTS, found, strict=True):
         assert ids == own.encode(text), repr(text[:80])
@@ -195,9 +194,10 @@ def test_the_file_runs_nothing_but_its_own(write, monkeypatch):
     text = file.read_text("utf-8")
     for kind, count in (("script", 4), ("style", 1)):
         assert text.count(f"<{kind}") == text.count(f"</{kind}") == count
-        own = text.rpartition(f"<{kind}>")[2].partition(f"</{kind}>")[0]
-        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in text
+        (nonce,) = re.findall(f"{kind}-src 'nonce-([\\w-]{{30,}})'", text)
+        assert text.count(f'<{kind} nonce="{nonce}">') == 1 and text.count(nonce) == 4
+    write(half=True)
+    assert nonce not in file.read_text("utf-8"), "nobody knows it before"
     _, prompts, reply = ask(file, js("return model.prompts"), dict(do="next", ids=[0, 3], n=1))
     assert prompts == [hostile] and reply["ends"] and reply["bytes"] == [*b"<|end|>"]
 
@@ -210,7 +210,7 @@ def test_what_is_not_the_model_is_said(write, monkeypatch):
     text = file.read_text("utf-8")
     for old, new, words in (
         (r'(?<=plain">[\w+/]{30000}).{900}', "A" * 900, "not what the model computes"),
-        (r"[\w+/=]{8}(?=</script>\n<script>)", "", "the whole model"),
+        (r"[\w+/=]{8}(?=</script>\n<script nonce)", "", "the whole model"),
         ('"A": ', '"BC": ', "other tokens"),
     ):
         file.write_text(re.sub(old, new, text, count=1), "utf-8")
