@@ -63,8 +63,14 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
 # ------------------------------------------------------------------------------ the questions
 
 
-class Asked:
-    """A line of a file: its `choices`, and the place of the right one, `gold`."""
+@dataclass(frozen=True)
+class Question:
+    """A line of a file. The likelihoods of the choices, after the query and a space, are
+    compared; gold: the place of the right one."""
+
+    query: str
+    choices: tuple[str, ...]
+    gold: Whole
 
     def __post_init__(self):
         n = len(self.choices)
@@ -73,39 +79,6 @@ class Asked:
                 f"it needs 2 to 26 different choices, none of them empty, and number {self.gold}, "
                 "counted from 0, is to be the right one"
             )
-
-
-@dataclass(frozen=True)
-class Question(Asked):
-    """The likelihoods of the choices, after the query and a space, are compared."""
-
-    query: str
-    choices: tuple[str, ...]
-    gold: Whole
-
-
-@dataclass(frozen=True)
-class QuestionLine(Asked):
-    """The same under other names."""
-
-    question: str
-    choices: tuple[str, ...]
-    answer: Whole | str
-    """Its index, or its letter."""
-
-    @property
-    def query(self) -> str:
-        return self.question
-
-    @property
-    def gold(self) -> int:
-        if not isinstance(self.answer, str):
-            return self.answer
-        if self.answer not in [*ascii_uppercase]:
-            raise ValueError(
-                f"answer is {self.answer!r}; write a capital letter, or 0 for the first"
-            )
-        return ascii_uppercase.index(self.answer)
 
 
 Answered = list[tuple[Question, list[float]]]  # questions, and the nats of their answers
@@ -120,7 +93,7 @@ def read_questions(task: str, shots: int) -> list[Question]:
             "lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True "
             f"--include_path instruments/exams/tasks --tasks {task}"
         )
-    rows = read_lines(task, Question | QuestionLine)
+    rows = read_lines(task, Question)
     examples = "".join(f"{row.query} {row.choices[row.gold]}\n\n" for row in rows[:shots])
     found = [Question(examples + row.query, row.choices, row.gold) for row in rows[shots:]]
     if len(found) < 2:

@@ -166,7 +166,7 @@ def score(
         indices = range(start, min(start + CHUNK, len(items)))
         rows = [[*map(encode, prompts(task, items, i))] for i in indices]
         pairs = [spans(task.kind, own, seq_len) for own in rows]
-        found = iter(log_likelihoods(model, sum(pairs, []), batch, greedy=is_lm))
+        found = iter(log_likelihoods(model, sum(pairs, []), batch))
         for i, asked, own in zip(indices, rows, pairs):
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]

@@ -20,7 +20,7 @@ from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of its continuation
-LOGITS = 1 << 27  # in a forward pass that keeps them: 0.5 GB in fp32
+LOGITS = 1 << 27  # in a forward pass: 0.5 GB in fp32
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bool = False) -> Pair:
@@ -49,17 +49,15 @@ def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int]
 
 
 @torch.no_grad()
-def log_likelihoods(
-    model: GPT, pairs: list[Pair], batch: int, greedy: bool = False
-) -> list[tuple[float, bool]]:
-    """For each pair, log p(continuation | context) in nats, and, if `greedy`, whether each token of
-    the continuation is the likeliest one (else False).
+def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[tuple[float, bool]]:
+    """For each pair, log p(continuation | context) in nats, and whether each token of the
+    continuation is the likeliest one. batch: rows of a forward pass, at most.
 
     A pair longer than seq_len + 1 tokens loses the beginning of its context; UsageError for a
     continuation that does not fit alone."""
     seq_len = model.config.seq_len
     device = model.cos.device
-    found = [(0.0, False)] * len(pairs)
+    found = [()] * len(pairs)
     lengths = [len(context) + len(answer) for context, answer in pairs]
     most = max(len(answer) for _, answer in pairs)
     if most > seq_len:
@@ -70,23 +68,20 @@ def log_likelihoods(
             f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context: seq_len "
             f"is {seq_len}"
         )
-    if greedy:
-        batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
+    longest = min(max(lengths), seq_len)
+    batch = max(1, min(batch, LOGITS // (longest * model.config.vocab_size)))
     with tqdm(total=len(pairs), unit="answer", disable=None, leave=False) as bar:
         for part, ids in padded(pairs, batch, seq_len + 1):
             ids = ids.to(device)  # (B, T + 1)
             x = ids[:, :-1]
             y = ids[:, 1:]
-            if greedy:
-                logits = model(x)  # (B, T, V)
-                loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()
-                likeliest = (logits.argmax(-1) == y).cpu()
-            else:  # without the logits of all tokens at once
-                loss = model(x, y, reduction="none").cpu()
+            logits = model(x)  # (B, T, V)
+            loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()
+            likeliest = (logits.argmax(-1) == y).cpu()
             for r, i in enumerate(part):
                 end = min(lengths[i], seq_len + 1) - 1
                 span = slice(end - len(pairs[i][1]), end)
-                hit = greedy and bool(likeliest[r, span].all())
+                hit = likeliest[r, span].all().item()
                 found[i] = -loss[r, span].double().sum().item(), hit
             bar.update(len(part))
     if not all(math.isfinite(nats) for nats, _ in found):

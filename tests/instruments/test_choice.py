@@ -107,8 +107,6 @@ def test_letters_are_told_from_answers(capsys):
 def test_a_files_first_items_are_the_examples(tmp_path):
     path = tmp_path / "sums.jsonl"
     rows = [dict(query=f"{i} + 1 =", choices=[str(i), str(i + 1)], gold=1) for i in range(12)]
-    other = dict(question="9 + 1 =", choices=["9", "10"], answer="B")  # names of others
-    rows[9:11] = [other, dict(question="10 + 1 =", choices=["10", "11"], answer=1)]
     write_lines(path, rows)
     head = "0 + 1 = 1\n\n1 + 1 = 2\n\n"
     found = [q.query for q in choice.read_questions(str(path), 2) if q.gold == 1]
@@ -123,10 +121,6 @@ def test_what_is_no_question():
     for change in (*wrong, dict(gold=2)):  # wrong types: test_formats.py
         with pytest.raises(DataError):
             formats.checked(Question, good | change, "it")
-    for answer in ("b", "1", "", "AB"):
-        with pytest.raises(DataError, match=f"answer is '{answer}'; write a capital letter"):
-            row = dict(question="a", choices=["b", "c"], answer=answer)
-            formats.checked(Question | choice.QuestionLine, row, "it")
 
 
 def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
@@ -134,10 +128,10 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     kept = []
     (known,) = tokenizer.encode(" self")
 
-    def model(ids, targets, reduction):
-        return 5.0 - (targets == known).float()
+    def model(ids):
+        return torch.eye(tokenizer.vocab_size)[known].expand(*ids.shape, -1)
 
-    model.config = type("Config", (), dict(seq_len=64))
+    model.config = SimpleNamespace(seq_len=64, vocab_size=tokenizer.vocab_size)
     model.cos = torch.zeros(1)
     untuned = SimpleNamespace(tuned=False)
     loaded = SimpleNamespace(model=model, tokenizer=tokenizer, provenance=untuned)
@@ -178,12 +172,11 @@ def test_the_log_likelihood_is_the_sum_over_the_answers_tokens(model, tokenizer,
     pairs.append(([0, 5], [best]))
     for batch in (1, 100):
         found = log_likelihoods(model, pairs, batch)
-        greedy = log_likelihoods(model, pairs, batch, greedy=True)
-        for (context, answer), (nats, _), (same, hit) in zip(pairs, found, greedy):
+        for (context, answer), (nats, hit) in zip(pairs, found):
             row = torch.tensor([(context + answer)[-65:]])
             logp = model(row[:, :-1]).detach().log_softmax(-1)[0]
             expected = sum(float(logp[-k, row[0, -k]]) for k in range(1, len(answer) + 1))
-            assert [nats, same] == pytest.approx([expected] * 2, abs=1e-4)
+            assert nats == pytest.approx(expected, abs=1e-4)
             likeliest = logp.argmax(-1)[-len(answer) :].tolist()
             assert hit == (likeliest == answer)
         assert "2 of 14 answers" in capsys.readouterr().out  # lost the beginning of their context
@@ -214,7 +207,7 @@ def test_a_tuned_model_is_asked_as_a_user_asks(tokenizer):
 
 
 def test_a_number_that_is_none_ends_the_exam(model, tokenizer):
-    broken = lambda ids, targets, reduction: torch.full(ids.shape, math.nan)
+    broken = lambda ids: torch.full((*ids.shape, tokenizer.vocab_size), math.nan)
     broken.config, broken.cos = model.config, model.cos
     with pytest.raises(NonFiniteError):
         log_likelihoods(broken, [encode_pair(tokenizer, "a", " b")], 1)
