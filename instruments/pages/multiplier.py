@@ -68,7 +68,7 @@ def times_less(measure: str, base: RunFolder, other: RunFolder, tokens: float) -
     return needed[0] / needed[1] if needed[1] else math.inf
 
 
-def cell(measure: str, base: RunFolder, other: RunFolder, tokens: float, only_noise: bool) -> str:
+def cell(measure: str, base: RunFolder, other: RunFolder, tokens: float) -> str:
     """`times_less`, or why it is not known."""
     reason = missing(measure, base, other)
     if reason:
@@ -76,17 +76,16 @@ def cell(measure: str, base: RunFolder, other: RunFolder, tokens: float, only_no
     times = times_less(measure, base, other, tokens)
     if not 0 < times < math.inf:
         return TOO_EARLY
-    return f"no difference ({times:.2f})" if only_noise else f"{times:.2f}"
+    return f"{times:.2f}"
 
 
-def table_of(base: RunFolder, other: RunFolder, common: float, only_noise: bool) -> list[str]:
+def table_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
     """How many times less `other` needs than `base`, in tokens, FLOPs and time, for the loss that
-    both have after `common` tokens, a half and a quarter of them. only_noise: only the seed
-    differs."""
+    both have after `common` tokens, a half and a quarter of them."""
     begin = max(run.curve[0][0] for run in (base, other))
     rows = [("loss of both after", *MEASURES)]
     for tokens in (common, common / 2, common / 4):
-        cells = [cell(m, base, other, tokens, only_noise) for m in MEASURES]
+        cells = [cell(m, base, other, tokens) for m in MEASURES]
         if tokens >= begin and cells[0] != TOO_EARLY:
             rows.append((f"{short(tokens)} tokens", *cells))
     title = f"how many times less {other.dir} needs than {base.dir}"

@@ -152,17 +152,16 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
         warnings.append(f"warning: {both} differ, so the bits per byte are of different text")
     if warnings:
         return [*differ.values(), *warnings]
-    only_noise = differ.keys() <= {"seed"}
     if not differ:
         advice = "no difference: options, seed, data and code are the same, so it is rounding"
-    elif only_noise:
+    elif differ.keys() == {"seed"}:
         advice = "no difference: only the seed differs, so all of it is noise"
     else:
         advice = (
             "trust a difference only if it is larger than that between two seeds: python "
             "benchmarks/referee.py judges by pairs of seeds at several sizes"
         )
-    return [*multiplier.table_of(base, other, common, only_noise), *differ.values(), advice]
+    return [*multiplier.table_of(base, other, common), *differ.values(), advice]
 
 
 def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:

@@ -61,7 +61,8 @@ class RunFolder:
         self.skipped = len(of(SkippedLine))
         self.starts = [line.start for line in of(StartLine)]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
-        self.samples = thinned(read_lines(self.dir / "samples.jsonl", SampleLine))
+        samples = read_lines(self.dir / "samples.jsonl", SampleLine)
+        self.samples = [*{sample.step: sample for sample in samples}.values()]  # the last of a step
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
         taken = of(StepLine | SkippedLine)
@@ -157,9 +158,3 @@ class Process:
     own: list[StepLine]
     """Its steps, without those that were redone later. The last says how many of the seconds until
     then were validation, saving, the report."""
-
-
-def thinned(samples: list[SampleLine]) -> list[SampleLine]:
-    """The last sample of each step, and at most 12 of them, evenly spread up to the last one."""
-    last = [*{sample.step: sample for sample in samples}.values()]
-    return last[:: -max(math.ceil(len(last) / 12), 1)][::-1]
