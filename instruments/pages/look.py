@@ -70,56 +70,40 @@ class Probe(TorchFunctionMode):
     kernel keeps its probabilities to itself: they are computed again, and their product with v is
     compared to what the kernel returned."""
 
-    def __init__(self, model: GPT, known=(), begin: int = 0, end: int = LARGEST, off=()):
-        """known: what the blocks returned on the same ids; blocks before `begin` return it again,
-        without computing. Blocks from `end` on return what they get. off: (layer, part) adds
-        nothing; the part is a head's number, or "attn" or "mlp", as the block has it."""
+    def __init__(self, model: GPT, end: int = LARGEST, off=()):
+        """Blocks from `end` on return what they get. off: (layer, part) adds nothing; the part is a
+        head's number, or "attn" or "mlp", as the block has it."""
         super().__init__()
         self.model = model
-        self.known = known
-        self.begin = begin
         self.end = end
         self.off = off
-        self.layer = None  # of the block that is running
+        self.layer = None  # of the last block that was begun
         self.maps = {}  # layer -> (H, T, T) fp32, a row per query
         self.error = {}  # layer -> largest difference, relative to the output
-        self.returned = []  # (1, T, C) of each block
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
         """ids (T,) -> logits (T, V) in fp32."""
         self.T = len(ids)
         hooks = []
-        blocks = self.model.blocks
         try:
-            for i, block in enumerate(blocks):
-                if i < self.begin:
-                    block.forward = lambda *_, i=i: self.known[i]
-                elif i >= self.end:
-                    block.forward = lambda x, *_: x
+            for i, block in enumerate(self.model.blocks):
+                enter = lambda *_, i=i: setattr(self, "layer", i)
+                hooks.append(block.register_forward_pre_hook(enter))
+                if i >= self.end:
+                    hooks.append(block.register_forward_hook(lambda _, args, out: args[0]))
                 if self.off in ((i, "attn"), (i, "mlp")):
                     part = getattr(block, self.off[1])
                     hooks.append(part.register_forward_hook(lambda _, args, out: 0 * out))
-                enter = lambda *_, i=i: setattr(self, "layer", i)
-                hooks.append(block.register_forward_pre_hook(enter))
-                hooks.append(block.register_forward_hook(self._leave))
             with self:
                 return self.model(ids[None])[0].float()
         finally:
             for hook in hooks:
                 hook.remove()
-            for block in blocks:
-                vars(block).pop("forward", None)  # its class has it
-
-    def _leave(self, block, args, out):
-        self.layer = None
-        self.returned.append(out)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.layer is None:
-            return out
         if func is F.scaled_dot_product_attention:  # out (1, H, T, D)
             p, v = probabilities(*args, **kwargs)
             self._see(p, ((p @ v - out).abs().max() / out.abs().max().clamp(min=1e-9)).item())
@@ -236,20 +220,19 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
 
 
 def switch_off(
-    probe: Probe, ids: Tensor, whole: Tensor, counts: Tensor, n_bytes: int, heads: list[dict]
+    model: GPT, ids: Tensor, whole: Tensor, counts: Tensor, n_bytes: int, heads: list[dict]
 ) -> Iterator[dict]:
     """Without each attention layer, MLP and head: the change of each token's bits, and of the
     text's bits per byte, with two standard errors (a short text has few tokens). whole (T - 1,):
     nats with all parts; counts (T - 1,): the tokens that have bytes."""
     from tqdm import tqdm
 
-    model = probe.model
     blocks = enumerate(model.blocks)
     parts = [(i, name) for i, block in blocks for name in ("attn", "mlp") if hasattr(block, name)]
     parts += [(h["layer"], h["head"]) for h in heads]
     for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
-        off = Probe(model, probe.returned, begin=layer, off=(layer, part))
-        change = (nats_of(off(ids), ids) - whole) / BIT  # (T - 1,)
+        off = Probe(model, off=(layer, part))(ids)
+        change = (nats_of(off, ids) - whole) / BIT  # (T - 1,)
         own = change[counts]
         bpb = own.sum().item() / n_bytes
         error = 2 * own.std(correction=0).item() * len(own) ** 0.5 / n_bytes
@@ -263,10 +246,10 @@ def rounded(x: Tensor, digits: int = 3) -> list:
     return [round(value, digits) for value in x.tolist()]
 
 
-def lens_after(n: int, probe: Probe, ids: Tensor) -> dict:
+def lens_after(n: int, model: GPT, ids: Tensor) -> dict:
     """What the head makes of the residual stream after n layers (the logit lens): the mean bits of
     a token, and at each position the guess, its probability, that of the next token."""
-    early = Probe(probe.model, probe.returned, begin=n, end=n)(ids)
+    early = Probe(model, end=n)(ids)
     nats = nats_of(early, ids)
     p, guess = early.softmax(-1).max(-1)
     rows = zip(guess.tolist(), rounded(p), [*rounded((-nats).exp()), 0.0])
@@ -286,7 +269,7 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     counts = size[ids[1:]] > 0
     n_bytes = max(1, size[ids].sum().item())
     top = logits.softmax(-1).topk(min(5, config.vocab_size))
-    lens = [lens_after(n, probe, ids) for n in range(L + 1)]
+    lens = [lens_after(n, model, ids) for n in range(L + 1)]
     test = copy_test(model, size)
     seen = probe.layers_seen()
     heads = describe_heads(probe, ids, test)
@@ -305,7 +288,7 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
         lens=lens,
         heads=heads,
         maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
-        parts=list(switch_off(probe, ids, nats, counts, n_bytes, heads)),
+        parts=list(switch_off(model, ids, nats, counts, n_bytes, heads)),
         test=test,
         bpb=nats[counts].sum().item() / BIT / n_bytes,
         error=max((probe.error[i] for i in seen), default=0.0),
