@@ -138,10 +138,7 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
     judging = []
     if "://" not in config.judge:
         judging = [checkpoint_of(config.judge or config.run_dir)]
-        others = [path for path in players if path.resolve() != judging[0].resolve()]
-        if config.players and others != players:
-            say(f"{judging[0]} judges, so it does not play: a judge prefers its own text")
-        players = others
+        players = [path for path in players if path.resolve() != judging[0].resolve()]
     if not players:
         raise UsageError(
             f"{root} has no checkpoint for a player; train with --keep_every, or name some: "

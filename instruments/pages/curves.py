@@ -57,14 +57,11 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     scored = [line for line in run.validations if val_key and line.tokens > 0]
     points = [(line.tokens, getattr(line, val_key)) for line in scored]
     if points:
-        style = "o-" if len(points) > 2 else "o"  # a line between two would look like a decline
-        axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
+        axes.plot(*zip(*points), "o-", markersize=3, linewidth=1.2, label="validation")
         axes.legend()
     axes.set(title=title, xlabel="tokens")
     if 0 < tokens[0] < tokens[-1]:
-        axes.set_xscale("log", subs=[])
-        marks = (1, 2, 5) if tokens[-1] < 2000 * tokens[0] else (1,)
-        axes.xaxis.get_major_locator().set_params(subs=marks)
+        axes.set_xscale("log")
     if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
         axes.set_ylim(0, None)
 

@@ -6,14 +6,10 @@ or save FLOPs and cost time. All is read off the validations. How much of it is 
 runs cannot tell: two seeds differ, too.
 """
 
-import math
-
 import numpy as np
 
 from instruments.pages.run_folder import RunFolder
 from machinery.screen import short
-
-TOO_EARLY = "n/a: one had it before its first validation"
 
 
 def reached(loss: float, curve: list[tuple[float, float]]) -> float:
@@ -60,23 +56,12 @@ def missing(measure: str, a: RunFolder, b: RunFolder) -> str:
     return ""
 
 
-def times_less(measure: str, base: RunFolder, other: RunFolder, tokens: float) -> float:
-    """How many times less `other` needs than `base` for the loss that both have after `tokens`; not
-    finite if one had it before its first validation."""
-    met = meet(base.curve, other.curve, tokens)
-    needed = [MEASURES[measure](run, at) for run, at in zip((base, other), met)]
-    return needed[0] / needed[1] if needed[1] else math.inf
-
-
-def cell(measure: str, base: RunFolder, other: RunFolder, tokens: float) -> str:
-    """`times_less`, or why it is not known."""
+def cell(measure: str, base: RunFolder, other: RunFolder, met: tuple[float, float]) -> str:
+    """How many times less `other` needs than `base` up to where they `meet`, or why it is not
+    known."""
+    need = MEASURES[measure]
     reason = missing(measure, base, other)
-    if reason:
-        return reason
-    times = times_less(measure, base, other, tokens)
-    if not 0 < times < math.inf:
-        return TOO_EARLY
-    return f"{times:.2f}"
+    return reason or f"{need(base, met[0]) / need(other, met[1]):.2f}"
 
 
 def table_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
@@ -85,8 +70,9 @@ def table_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
     begin = max(run.curve[0][0] for run in (base, other))
     rows = [("loss of both after", *MEASURES)]
     for tokens in (common, common / 2, common / 4):
-        cells = [cell(m, base, other, tokens) for m in MEASURES]
-        if tokens >= begin and cells[0] != TOO_EARLY:
+        met = meet(base.curve, other.curve, tokens)
+        if tokens >= begin and all(met):
+            cells = [cell(m, base, other, met) for m in MEASURES]
             rows.append((f"{short(tokens)} tokens", *cells))
     title = f"how many times less {other.dir} needs than {base.dir}"
     if len(rows) == 1:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import re
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -45,7 +44,6 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     """Write the page, and if its weights are many a file with them beside it. out: the file, or a
     folder for page.html; empty: that of the run. half: weights in fp16. Afterwards the model has
     the weights of the page."""
-    start = time.monotonic()
     file = page_file(out, loaded.run_dir, "page.html")
     facts = facts_of(loaded)
     form = "fp16" if half else "int8"
@@ -74,8 +72,7 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     say("; ".join(facts))
     size = (len(content) if beside else 0) + file.stat().st_size
     where = f"{file}, and beside it {beside.name}" if beside else file
-    took = time.monotonic() - start
-    say(f"wrote {where} ({size / 1e6:.1f} MB, {took:.0f} s): open it in a browser")
+    say(f"wrote {where} ({size / 1e6:.1f} MB): open it in a browser")
 
 
 @torch.no_grad()

@@ -83,12 +83,8 @@ def compare(argv: list[str]) -> None:
 def compared(runs: list[RunFolder], common: int) -> str:
     """A table of the runs, which are compared after `common` tokens; how each of the others differs
     from the first, and what that is worth."""
-    whole = all(run.whole_validation for run in runs)
-    last = "bpb of all rows" if whole else "last bpb"
-    head = (
-        "run", "tokens", last, f"bpb at {short(common)}", "difference", "tok/s", "time until there",
-    )  # fmt: skip
-    lines = multiplier.aligned([head, *(row(run, runs[0], common, whole) for run in runs)])
+    head = "run", "tokens", f"bpb at {short(common)}", "difference", "tok/s", "time until there"
+    lines = multiplier.aligned([head, *(row(run, runs[0], common) for run in runs)])
     for run in runs[1:]:
         lines += ["", *pair(runs[0], run, common)]
     return "\n".join(lines)
@@ -108,18 +104,16 @@ def common_point(runs: list[RunFolder]) -> tuple[int, bool]:
     return max(met or {min(map(max, known))}), bool(met)
 
 
-def row(run: RunFolder, base: RunFolder, common: int, whole: bool) -> tuple[str, ...]:
-    """A row of the table; `base` is the first run. whole: all have scored all held-out rows."""
+def row(run: RunFolder, base: RunFolder, common: int) -> tuple[str, ...]:
+    """A row of the table; `base` is the first run."""
     bpb = bpb_at(run, common)
     difference = round(bpb - bpb_at(base, common), 4) or 0.0  # not -0.0000
-    last = run.whole_validation.full_val_bpb if whole else run.validations[-1].val_bpb
     took = f"n/a, begins at step {run.first_step:,}"
     if run.first_step == 1:
         took = duration(run.seconds_at(common))
     return (
         one_line(run.dir),
         short(run.tokens),
-        f"{last:.4f}",
         f"{bpb:.4f}",
         f"{difference:+.4f}",
         short(run.steps[-1].tokens_per_s),

@@ -5,9 +5,7 @@ makes the pages.
 """
 
 import math
-import statistics
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,9 +63,8 @@ class RunFolder:
         self.samples = [*{sample.step: sample for sample in samples}.values()]  # the last of a step
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
-        taken = of(StepLine | SkippedLine)
-        self.timed = [line for line in taken if line.time]  # older folders do not time skipped ones
-        steps = [line.step for line in taken]
+        self.taken = of(StepLine | SkippedLine)
+        steps = [line.step for line in self.taken]
         # 1, unless it was begun from a checkpoint of another run
         self.first_step = min(steps, default=1)
         self.last_step = max(steps, default=0)
@@ -93,24 +90,20 @@ class RunFolder:
         return float(np.interp(tokens, *self._clock))
 
     @cached_property
-    def usual_s(self) -> float:
-        """The median seconds of a step."""
-        return statistics.median([line.step_s for line in self.steps] or [0])
-
-    @cached_property
     def _clock(self) -> tuple:
         """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
         compiles, counts as a median one."""
-        tokens = [0, *(line.tokens for line in self.timed)]
-        ended = [line.time for line in self.timed]
+        tokens = [0, *(line.tokens for line in self.taken)]
+        ended = [line.time for line in self.taken]
         begun = np.searchsorted([start.time for start in self.starts], ended, "right")
         is_first = np.diff(begun, prepend=-1) > 0
-        seconds = np.where(is_first, self.usual_s, [line.step_s for line in self.timed])
+        usual = np.median([line.step_s for line in self.steps] or [0])
+        seconds = np.where(is_first, usual, [line.step_s for line in self.taken])
         return tokens, np.cumsum([0, *seconds])
 
     def trained(self) -> list[Start]:
         """The starts whose steps are in the run."""
-        return [process.start for process in self.processes()]
+        return [start for start, _ in self.processes()]
 
     @property
     def devices(self) -> list[str]:
@@ -132,13 +125,14 @@ class RunFolder:
             return []
         return [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
 
-    def processes(self) -> list["Process"]:
-        """The starts whose steps are in the run; those of others were redone."""
+    def processes(self) -> list[tuple[Start, list[StepLine]]]:
+        """The starts whose steps are in the run, and these; those of others were redone. The last
+        step says how many of the seconds until then were validation, saving, the report."""
         processes = []
         for start, end in zip(self.starts, [*(s.time for s in self.starts[1:]), math.inf]):
             own = [line for line in self.steps if start.time <= line.time < end]
             if own:
-                processes.append(Process(start, own))
+                processes.append((start, own))
         return processes
 
     def manifest(self) -> shards.Manifest | None:
@@ -148,13 +142,3 @@ class RunFolder:
             if manifest.fingerprint == self.config.get("data_fingerprint"):
                 return manifest
         return None
-
-
-@dataclass
-class Process:
-    """A start that trained."""
-
-    start: Start
-    own: list[StepLine]
-    """Its steps, without those that were redone later. The last says how many of the seconds until
-    then were validation, saving, the report."""

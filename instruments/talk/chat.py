@@ -42,11 +42,6 @@ class Talk:
         self.most = min(config.max_new_tokens, model.config.seq_len // 2)
         self.room = model.config.seq_len - self.most  # for all but the answer
         self.exchanges = []
-        count = len(self.ids([("", [])]))
-        if count > self.room // 2:
-            raise UsageError(
-                f"--system has {count} tokens, and {self.room // 2} fit: give fewer words"
-            )
 
     def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:
         """The conversation up to where its last answer continues."""
@@ -67,7 +62,8 @@ class Talk:
             kept = kept[1:]
             if not kept:
                 raise UsageError(
-                    f"the question has {count} tokens, and {self.room} fit: ask in fewer words"
+                    f"the question, with --system, has {count} tokens, and {self.room} fit: use "
+                    "fewer words"
                 )
         dropped = len(self.exchanges) + 1 - len(kept)
         self.exchanges = kept

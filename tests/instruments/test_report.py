@@ -263,14 +263,14 @@ def test_runs_are_compared_at_the_tokens_they_share(said, tmp_path):
     ]
     b = make_run(tmp_path / "b", longer)
     text = said(a, b)
-    assert re.search(r"B +20K +1.0000 +3.0000 +\+0.0000 +500 +10s\n", text)  # after 5K
+    assert re.search(r"B +20K +3.0000 +\+0.0000 +500 +10s\n", text)  # after 5K
     assert f"picture: {tmp_path}/compare.svg" in text
     later = make_run(tmp_path / "c", [validation(5, 3.0), *ten_steps(1.99999)[7:]])
     # not -0.0000; what the other one took is not in its folder
     assert re.search(r"B .* \+0.0000 +500 +n/a, begins at step 6\n", said(a, later))
     others = [validation(6, 2.8), *ten_steps()[7:-1], validation(12, 2.2)]
     text = said(make_run(tmp_path / "d", ten_steps()[1:]), make_run(tmp_path / "e", others))
-    assert re.search(r"B .* 2.2000 +2.4000 +\+0.4000 ", text) and "warning: not all" in text
+    assert re.search(r"B +12K +2.4000 +\+0.4000 ", text) and "warning: not all" in text
 
 
 CODE = dict(files={"model.py": "1" * 64})

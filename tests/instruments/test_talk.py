@@ -63,7 +63,6 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
 
 
 def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer):
-    """And a system text that leaves no room is named."""
     talk = talk_with(tokenizer, 64)
     assert talk.most == 32  # half of the positions, of the 256 asked for
     talk.ask("cat")
@@ -75,9 +74,8 @@ def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer)
     talk.ask("cat")
     assert "".join(talk.answer()) == tokenizer.decode(talk.exchanges[-1][1])
     assert len(talk.exchanges[-1][1]) <= 32
-    # before the first question, which is not the one that is too long
-    with pytest.raises(UsageError, match="--system.* 16"):
-        talk_with(tokenizer, 64, system="What is a mat? " * 20)
+    with pytest.raises(UsageError, match="--system.* 32"):
+        talk_with(tokenizer, 64, system="What is a mat? " * 20).ask("cat")
     talk = talk_with(tokenizer, 64, system="What is")
     assert talk.ask("cat") == 0
 
