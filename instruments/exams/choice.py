@@ -135,7 +135,6 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
         stderr=math.sqrt(p * (1 - p) / (n - 1)),
         z=(hits - expected) / deviation,
         chance=expected / n,
-        chance_sd=deviation / n,
         most_picked=picked,
         most_picked_share=times / n,
         best_constant=best,

@@ -107,15 +107,13 @@ def held_out_loss(loaded: Trained) -> float:
 
 
 def facts_of(loaded: Trained) -> list[str]:
-    """What the page says of the model: parameters, steps, text, code."""
+    """What the page says of the model: parameters, steps, text."""
     of = loaded.provenance
     facts = [f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters"]
     facts.append(loaded.about or f"{of.step:,} steps, {of.tokens:,} tokens")
     with suppress(UsageError, DataError):
         specs = [re.sub(FOLDERS, r"\1", source.spec) for source in loaded.data.facts.sources]
         facts.append("text: " + ", ".join(specs))
-    if of.code and of.code.commit:
-        facts.append(f"commit {of.code.commit[:9]}{' with edits' * of.code.changed}")
     return facts
 
 

@@ -7,7 +7,6 @@ their place. Used by curves.py, and by the benchmarks and lessons that draw.
 import html
 import io
 import re
-import warnings
 from pathlib import Path
 
 CSS = Path(__file__).with_suffix(".css").read_text()
@@ -30,9 +29,7 @@ def svg(drawn, title: str) -> str:
     from matplotlib.colors import is_color_like, to_hex
 
     buffer = io.StringIO()
-    with warnings.catch_warnings():  # another font will have the glyphs
-        warnings.filterwarnings("ignore", "Glyph")
-        drawn.savefig(buffer, format="svg")
+    drawn.savefig(buffer, format="svg")
     text = f'<svg role="img" aria-label="{html.escape(title)}"'
     text += buffer.getvalue().partition("<svg")[2]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
