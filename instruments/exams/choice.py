@@ -21,9 +21,7 @@ from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.lines import read_lines
 from machinery.formats import Whole
 from machinery.output import say
-from machinery.trained import EvalConfig
-from model import GPT
-from tokenizer import Tokenizer
+from machinery.trained import EvalConfig, Trained
 
 NORMS = {"sum": lambda text: 1, "per character": len}  # lm_eval's acc, acc_norm
 CONSTANT = 0.9  # a letter predicted more often than this is a constant answer
@@ -50,12 +48,7 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         raise UsageError("choice needs a file of questions: --task FILE.jsonl (docs/evaluation.md)")
     asked = {task: read_questions(task, config.shots) for task in config.task}
     loaded = load_model(config)
-    answered = {
-        task: score(
-            questions, loaded.model, loaded.tokenizer, config.batch, loaded.provenance.tuned
-        )
-        for task, questions in asked.items()
-    }
+    answered = {task: score(own, loaded, config.batch) for task, own in asked.items()}
     for record in report(answered, config.shots):
         loaded.append_result(**record)
 
@@ -103,12 +96,15 @@ def read_questions(task: str, shots: int) -> list[Question]:
     return found
 
 
-def score(
-    questions: list[Question], model: GPT, tokenizer: Tokenizer, batch: int, tuned: bool = False
-) -> Answered:
+def score(questions: list[Question], loaded: Trained, batch: int) -> Answered:
     """The nats of each question's answers."""
-    pairs = [encode_pair(tokenizer, q.query, f" {a}", tuned) for q in questions for a in q.choices]
-    nats = iter(x for x, _ in log_likelihoods(model, pairs, batch))
+    tuned = loaded.provenance.tuned
+    pairs = [
+        encode_pair(loaded.tokenizer, question.query, f" {answer}", tuned)
+        for question in questions
+        for answer in question.choices
+    ]
+    nats = iter(x for x, _ in log_likelihoods(loaded.model, pairs, batch))
     return [(question, [next(nats) for _ in question.choices]) for question in questions]
 
 

@@ -159,11 +159,10 @@ def score(
     """For each item: whether the model is right; the mean nats per token of its spans, NaN for an
     empty one, as where one answer begins another; and whether it was cropped."""
     seq_len = model.config.seq_len
-    is_lm = task.kind == "lm"
     encode = lambda text: [tokenizer.bos_id, *tokenizer.encode(text)]
     lines = []
     for start in range(0, len(items), CHUNK):
-        indices = range(start, min(start + CHUNK, len(items)))
+        indices = range(len(items))[start : start + CHUNK]
         rows = [[*map(encode, prompts(task, items, i))] for i in indices]
         pairs = [spans(task.kind, own, seq_len) for own in rows]
         found = iter(log_likelihoods(model, sum(pairs, []), batch))
@@ -171,7 +170,7 @@ def score(
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
             # The first of the smallest; a NaN only if it stands first.
-            correct = hits[0] if is_lm else means.index(min(means)) == items[i].gold
+            correct = hits[0] if task.kind == "lm" else means.index(min(means)) == items[i].gold
             cropped = any(len(row) > seq_len for row in asked)
             lines.append(dict(correct=correct, means=means, cropped=cropped))
     return lines

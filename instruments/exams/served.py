@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import permutations
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import aiohttp
@@ -94,7 +93,6 @@ class Server:
         old, new = ({name: self.max_tokens} for name in ("max_tokens", "max_completion_tokens"))
         # It gets the first of these that it does not refuse by name.
         self.settings = [old | {"temperature": 0}, new | {"temperature": 0}, new, old]
-        self.lock = Lock()
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
         if not self.model:
@@ -165,8 +163,8 @@ class Server:
             else:
                 self.settings = [settings]
                 reply = self.without_key(reply)
-                with self.lock:  # at once, whatever the main thread waits for
-                    disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
+                # At once, in one write, whatever the main thread waits for.
+                disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
                 return item, reply, True
             if not any(name in why for name in settings):
                 break

@@ -116,9 +116,16 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     table = rate([*written], wins)
     doubts += why_untrusted(table)
     print_table(table, named, len(asked), doubts)
-    report = dict(config=asdict(config), judge=named, doubts=doubts, players=table)
+    report = dict(
+        config=asdict(config),
+        judge=named,
+        doubts=doubts,
+        players=table,
+        prompts=asked,
+        completions=written,
+    )
     path = Path(config.run_dir) / "tournament.json"
-    disk.write_json(path, report | dict(prompts=asked, completions=written))
+    disk.write_json(path, report)
     say(f"wrote {path}")
 
 
@@ -171,16 +178,20 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     begin = config.prompt_tokens
     new = config.max_new_tokens
-    # Tokens of what follows: an answer has its own end.
-    least = 1 if player.provenance.tuned else new
+    tuned = player.provenance.tuned
+    least = 1 if tuned else new  # tokens of what follows: an answer has its own end
     found = []
     for source, i in np.random.default_rng(config.seed).permutation(data.val_rows(manifest)):
         row = manifest.row("val", source, i)
         for document in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:
             ids = document[1:]  # without BOS
             length = begin
-            if player.provenance.tuned:
-                ids, length = exchange(ids, tokenizer)
+            if tuned:
+                # <|user|> question <|end|> <|assistant|> answer <|end|> ...
+                ends = np.flatnonzero(ids == marks(tokenizer)[2])
+                question, answer, *_ = [*np.split(ids, ends), ids[:0]]
+                ids = [*question[1:], *answer[2:]]
+                length = len(question) - 1
             if length <= begin and len(ids) >= length + least and len(found) < config.n_prompts:
                 whole = tokenizer.decode(ids[: length + new])
                 begin_text = tokenizer.decode(ids[:length]).rstrip(" ")
@@ -193,14 +204,6 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
             "--prompt_tokens or --max_new_tokens"
         )
     return tuple(map(list, zip(*found)))
-
-
-def exchange(ids: np.ndarray, tokenizer: Tokenizer) -> tuple[list[int], int]:
-    """<|user|> question <|end|> <|assistant|> answer <|end|> ... -> the ids of question and answer,
-    and how many of them are the question's; all, if the document is text."""
-    ends = np.flatnonzero(ids == marks(tokenizer)[2])
-    question, answer, *_ = [*np.split(ids, ends), ids[:0]]
-    return [*question[1:], *answer[2:]], len(question) - 1
 
 
 def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:

@@ -53,11 +53,11 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
     if is_noisy:
         axes.plot(tokens[shown], values[shown], color="silver", linewidth=0.6)
         values = np.array(smooth(values))
-    axes.plot(tokens[shown], values[shown], linewidth=1.6, label="training")
+    axes.plot(tokens[shown], values[shown], label="training")
     scored = [line for line in run.validations if val_key and line.tokens > 0]
     points = [(line.tokens, getattr(line, val_key)) for line in scored]
     if points:
-        axes.plot(*zip(*points), "o-", markersize=3, linewidth=1.2, label="validation")
+        axes.plot(*zip(*points), "o-", markersize=3, label="validation")
         axes.legend()
     axes.set(title=title, xlabel="tokens")
     if 0 < tokens[0] < tokens[-1]:
@@ -89,7 +89,6 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                 axes.plot(
                     x,
                     bpb,
-                    linewidth=1.4,
                     marker=MARKERS[n % len(MARKERS)],
                     markersize=4,
                     color=f"C{n}",
@@ -101,5 +100,5 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
             axes.set_title("validation, bits per byte")
             axes.figure.legend(loc="outside lower left", ncols=2)
 
-    size = 11, 4.2 + 0.1 * (len(runs) + 2)
+    size = 11, 4.4 + 0.1 * len(runs)
     return paint("bits per byte", size, partial(draw, by_time=False), partial(draw, by_time=True))

@@ -67,8 +67,8 @@ class Probe(TorchFunctionMode):
 
     PyTorch tells a TorchFunctionMode of each function that the model calls. So whatever was done to
     q, k and v (norm, rotation, key_offset, a mask) has been done in what is seen at the kernel. The
-    kernel keeps its probabilities to itself: they are computed again, and their product with v is
-    compared to what the kernel returned."""
+    kernel keeps its probabilities to itself: it is called again with the identity as values, which
+    returns them. Their product with v is compared to what the kernel returned."""
 
     def __init__(self, model: GPT, end: int = LARGEST, off=()):
         """Blocks from `end` on return what they get. off: (layer, part) adds nothing; the part is a
@@ -105,7 +105,10 @@ class Probe(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:  # out (1, H, T, D)
-            p, v = probabilities(*args, **kwargs)
+            q, k, v, *rest = args
+            identity = torch.eye(k.size(2)).to(k).expand(1, k.size(1), -1, -1)  # of each KV head
+            p = func(q, k, identity, *rest, **kwargs).float()  # (1, H, T, T)
+            v = v.float().repeat_interleave(p.size(1) // v.size(1), dim=1)  # (1, H, T, D)
             self._see(p, ((p @ v - out).abs().max() / out.abs().max().clamp(min=1e-9)).item())
         elif getattr(func, "__name__", "") == "softmax" and out.shape[2:] == (self.T, self.T):
             self._see(out.float(), 0.0)  # (1, H, T, T)
@@ -118,28 +121,15 @@ class Probe(TorchFunctionMode):
 
     def _see(self, p, error):
         """Keep p (1, H, T, T) of this layer; unusable if there are two, or if it is not causal."""
-        is_causal = p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
-        twice = self.layer in self.maps
+        is_first = self.layer not in self.maps
+        is_usable = is_first and p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
         self.maps[self.layer] = p[0]
-        self.error[self.layer] = error if is_causal and not twice else math.inf
+        self.error[self.layer] = error if is_usable else math.inf
 
     def layers_seen(self) -> list[int]:
         """The layers whose attention is known: the shares times the values are its output."""
         close = torch.finfo(self.model.compute_dtype).eps ** 0.5  # 3e-4 in fp32
         return [i for i, error in sorted(self.error.items()) if error < close]
-
-
-def probabilities(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):
-    """The kernel's arguments -> softmax(q k^T / sqrt(D)) (B, H, T, S) and v (B, H, S, D), fp32."""
-    k, v = (x.float().repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
-    scores = q.float() @ k.mT * (q.size(-1) ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1), v
 
 
 def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
@@ -178,9 +168,9 @@ def habits(p: Tensor, ids: Tensor, config) -> dict[str, tuple[Tensor, float]]:
     return found
 
 
-def copy_test(model: GPT, size: Tensor) -> dict:
+def copy_test(model: GPT, size: Tensor) -> tuple[dict, dict]:
     """Random tokens, none twice, then the same again: only copying can predict the second half.
-    -> n of them, bits per token of both halves, and each layer's habits. size (V,): bytes."""
+    -> n of them, and bits per token of both halves; each layer's habits. size (V,): bytes."""
     text = torch.arange(len(size))[size.cpu() > 0]  # no special tokens
     draw = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
     once = text[draw[: min(100, model.config.seq_len // 2 - 1)]]
@@ -188,24 +178,21 @@ def copy_test(model: GPT, size: Tensor) -> dict:
     probe = Probe(model)
     n = len(once)
     bits = nats_of(probe(ids), ids) / BIT
-    return dict(
-        n=n,
-        first=bits[:n].mean().item(),
-        again=bits[n + 1 :].mean().item(),  # the first of the second half comes unannounced
-        habits={i: habits(p, ids, model.config) for i, p in probe.maps.items()},
-    )
+    again = bits[n + 1 :].mean().item()  # the first of the second half comes unannounced
+    known = {i: habits(p, ids, model.config) for i, p in probe.maps.items()}
+    return dict(n=n, first=bits[:n].mean().item(), again=again), known
 
 
-def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
+def describe_heads(probe: Probe, ids: Tensor, in_test: dict) -> list[dict]:
     """Each head that is seen: its layer, its number, the shares of its attention ({place: (share,
     equal)}; test: `copy` in the copy test), and the kind of head that it is. A name needs a third
     of the attention, and twice what equal attention would give; induction needs it in the test,
-    where nothing but copying tells the next token."""
+    where nothing but copying tells the next token. in_test: the habits there, by layer."""
     found = []
     for i in probe.layers_seen():
         patterns = habits(probe.maps[i], ids, probe.model.config)
-        if "copy" in test["habits"].get(i, {}):
-            patterns["test"] = test["habits"][i]["copy"]
+        if "copy" in in_test.get(i, {}):
+            patterns["test"] = in_test[i]["copy"]
         for h in range(len(probe.maps[i])):
             own = {name: (share[h].item(), equal) for name, (share, equal) in patterns.items()}
             known = ((*own[name], name) for name in KINDS if name in own)
@@ -270,13 +257,11 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     n_bytes = max(1, size[ids].sum().item())
     top = logits.softmax(-1).topk(min(5, config.vocab_size))
     lens = [lens_after(n, model, ids) for n in range(L + 1)]
-    test = copy_test(model, size)
+    test, in_test = copy_test(model, size)
     seen = probe.layers_seen()
-    heads = describe_heads(probe, ids, test)
-    del test["habits"]
+    heads = describe_heads(probe, ids, in_test)
     below = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     maps = [(255 * probe.maps[i].cpu()[:, below]).round().byte().numpy().tobytes() for i in seen]
-    gain = [late[2] - early[2] for early, late in zip(lens[0]["rows"], lens[-1]["rows"])]
     named = {*ids.tolist(), *top.indices.flatten().tolist()}
     named |= {guess for after in lens for guess, *_ in after["rows"]}
     return dict(
@@ -293,7 +278,6 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
         bpb=nats[counts].sum().item() / BIT / n_bytes,
         error=max((probe.error[i] for i in seen), default=0.0),
         unseen=[i for i in range(L) if i not in seen],
-        start=gain.index(max(gain)) + 1,  # the token that the layers help most
         n_layer=L,
         n_head=config.n_head,
         vocab=config.vocab_size,

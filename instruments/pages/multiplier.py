@@ -8,14 +8,14 @@ runs cannot tell: two seeds differ, too.
 
 import numpy as np
 
-from instruments.pages.run_folder import RunFolder
+from instruments.pages.run_folder import Curve, RunFolder
 from machinery.screen import short
 
 
-def reached(loss: float, curve: list[tuple[float, float]]) -> float:
-    """After how many tokens a run first had this loss; 0: before its first validation. curve:
-    (tokens, loss) of its validations, between which the loss is taken to fall in proportion to the
-    logarithm of the tokens. One that ends above this loss gets all its tokens."""
+def reached(loss: float, curve: Curve) -> float:
+    """After how many tokens a run first had this loss; 0: before its first validation. Between
+    validations the loss is taken to fall in proportion to the logarithm of the tokens. One that
+    ends above this loss gets all its tokens."""
     tokens, losses = np.array(sorted(curve)).T
     best = np.minimum.accumulate(losses)
     better = np.diff(best, prepend=np.inf) < 0  # than all validations before
@@ -24,11 +24,9 @@ def reached(loss: float, curve: list[tuple[float, float]]) -> float:
     return float(np.exp(np.interp(-loss, -best[better], np.log(tokens[better]))))
 
 
-def meet(
-    a: list[tuple[float, float]], b: list[tuple[float, float]], tokens: float
-) -> tuple[float, float]:
+def meet(a: Curve, b: Curve, tokens: float) -> tuple[float, float]:
     """After how many tokens each of two runs had the loss that both have after `tokens`: the
-    higher of the two. a, b: (tokens, loss) of their validations, as in `reached`."""
+    higher of the two."""
     higher = max(
         float(np.interp(np.log(tokens), np.log(at), losses))
         for at, losses in (np.array(sorted(curve)).T for curve in (a, b))

@@ -30,6 +30,7 @@ from machinery.formats import (
 )
 from machinery.trained import remedy_for
 
+Curve = list[tuple[float, float]]  # (tokens, bits per byte) of validations
 # What a start decided, and the version of torch; None: an older one has not recorded it.
 OF_A_START = ("micro_batch", "parallel", "compile", "recompute", "torch")
 
@@ -80,7 +81,7 @@ class RunFolder:
         return options
 
     @property
-    def curve(self) -> list[tuple[float, float]]:
+    def curve(self) -> Curve:
         """(tokens, bits per byte) of its validations, but for that of the untrained model."""
         return [(line.tokens, line.val_bpb) for line in self.validations if line.tokens > 0]
 

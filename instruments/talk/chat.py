@@ -31,16 +31,19 @@ class ChatConfig(DrawConfig):
     """Tokens of an answer, at most; never more than half of the model's positions."""
 
 
+@dataclass
 class Talk:
     """A conversation that goes on. `exchanges`: the questions that the model still sees, each with
     the ids of its answer."""
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, config: ChatConfig):
-        self.tokenizer = tokenizer
-        self.config = config
-        self.model = model
-        self.most = min(config.max_new_tokens, model.config.seq_len // 2)
-        self.room = model.config.seq_len - self.most  # for all but the answer
+    model: GPT
+    tokenizer: Tokenizer
+    config: ChatConfig
+
+    def __post_init__(self):
+        seq_len = self.model.config.seq_len
+        self.most = min(self.config.max_new_tokens, seq_len // 2)
+        self.room = seq_len - self.most  # for all but the answer
         self.exchanges = []
 
     def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:

@@ -70,7 +70,7 @@ def test_both_find_the_same_log_likelihoods_and_accuracies(taken, own_run, tmp_p
             file = HERE / "own.jsonl"
             shots = 2
         questions = choice.read_questions(str(file), shots)
-        ours = choice.score(questions, loaded.model, loaded.tokenizer, 8)
+        ours = choice.score(questions, loaded, 8)
         for (_, nats), line in zip(ours, lines, strict=True):
             theirs = [float(x) for x, _ in line["filtered_resps"]]
             assert nats == pytest.approx(theirs, rel=0, abs=2e-5)

@@ -323,7 +323,9 @@ def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
         likeliest = found["words"][str(found["top"][8][0][0])].strip() or "·"
         assert likeliest.replace(" ", "·") in text("#top tr:first-child")
         page.hover("h1")  # leaves the text
-        assert f"{found['bits'][found['start'] - 1]:.1f} bits" in text("#place")
+        early, *_, late = (after["rows"] for after in found["lens"])
+        gain = [b[2] - a[2] for a, b in zip(early, late)]
+        assert f"{found['bits'][gain.index(max(gain))]:.1f} bits" in text("#place")
         page.click("#t9")
         page.hover("h1")
         page.focus("#text")
@@ -397,7 +399,7 @@ EVIL = '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>docum
 def poisoned(x):
     """Each text and each number replaced, but for what the page counts with."""
     if isinstance(x, dict):
-        kept = ("ids", "words", "maps", "n_layer", "n_head", "start")
+        kept = ("ids", "words", "maps", "n_layer", "n_head")
         return {k: v if k in kept else poisoned(v) for k, v in x.items()}
     return [poisoned(y) for y in x] if isinstance(x, list | tuple) else EVIL
 
