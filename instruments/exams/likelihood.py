@@ -1,11 +1,10 @@
 """log p(continuation | context): the measurement behind multiple choice and CORE.
 
-A pair of texts becomes a pair of ids (`encode_pair`), pairs become padded batches (`padded`), and
-`log_likelihoods` gives a number in nats for each pair. Next: choice.py and core.py.
+A pair of texts becomes a pair of ids (`encode_pair`), and `log_likelihoods` gives a number in nats
+for each pair. Next: choice.py and core.py.
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +36,6 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bo
     return [tokenizer.bos_id, *prefix], answer or tokenizer.encode(continuation)
 
 
-def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """The pairs as rows, the longest first: their indices, and their ids (B, T). A row of more
-    than `most` ids loses its beginning; a shorter one is padded on its right."""
-    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
-    for start in range(0, len(pairs), batch):
-        part = order[start : start + batch]
-        rows = [(pairs[i][0] + pairs[i][1])[-most:] for i in part]
-        # attention is causal: what follows a row is not seen
-        yield part, pad_sequence([*map(torch.tensor, rows)], batch_first=True)
-
-
 @torch.no_grad()
 def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[tuple[float, bool]]:
     """For each pair, log p(continuation | context) in nats, and whether each token of the
@@ -56,8 +44,6 @@ def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[tuple[flo
     A pair longer than seq_len + 1 tokens loses the beginning of its context; UsageError for a
     continuation that does not fit alone."""
     seq_len = model.config.seq_len
-    device = model.cos.device
-    found = [()] * len(pairs)
     lengths = [len(context) + len(answer) for context, answer in pairs]
     most = max(len(answer) for _, answer in pairs)
     if most > seq_len:
@@ -70,20 +56,22 @@ def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[tuple[flo
         )
     longest = min(max(lengths), seq_len)
     batch = max(1, min(batch, LOGITS // (longest * model.config.vocab_size)))
-    with tqdm(total=len(pairs), unit="answer", disable=None, leave=False) as bar:
-        for part, ids in padded(pairs, batch, seq_len + 1):
-            ids = ids.to(device)  # (B, T + 1)
-            x = ids[:, :-1]
-            y = ids[:, 1:]
-            logits = model(x)  # (B, T, V)
-            loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()
-            likeliest = (logits.argmax(-1) == y).cpu()
-            for r, i in enumerate(part):
-                end = min(lengths[i], seq_len + 1) - 1
-                span = slice(end - len(pairs[i][1]), end)
-                hit = likeliest[r, span].all().item()
-                found[i] = -loss[r, span].double().sum().item(), hit
-            bar.update(len(part))
+    # The longest first, so that the rows of a batch are about as long.
+    order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
+    found = [()] * len(pairs)
+    for start in tqdm(range(0, len(pairs), batch), unit="batch", disable=None, leave=False):
+        part = order[start : start + batch]
+        rows = [torch.tensor((pairs[i][0] + pairs[i][1])[-seq_len - 1 :]) for i in part]
+        # Padded on the right: attention is causal, so what follows a row is not seen.
+        ids = pad_sequence(rows, batch_first=True).to(model.cos.device)  # (B, T + 1)
+        y = ids[:, 1:]
+        logits = model(ids[:, :-1])  # (B, T, V)
+        loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()
+        likeliest = (logits.argmax(-1) == y).cpu()
+        for r, i in enumerate(part):
+            end = len(rows[r]) - 1
+            span = slice(end - len(pairs[i][1]), end)
+            found[i] = -loss[r, span].double().sum().item(), likeliest[r, span].all().item()
     if not all(math.isfinite(nats) for nats, _ in found):
         raise NonFiniteError("the model gives log-likelihoods that are NaN or infinite")
     return found
