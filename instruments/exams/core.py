@@ -11,7 +11,8 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, islice
+from os.path import commonprefix
 from pathlib import Path
 
 from config import Count, Dtype, Local, UsageError
@@ -27,7 +28,6 @@ WHERE = (
     "get the folder from nanochat's evaluation bundle (its scripts/base_eval.py has the address) "
     "or by git clone --depth 1 https://github.com/mosaicml/llm-foundry, and name it: --folder"
 )
-CHUNK = 256  # items that are encoded and scored at once
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ TASKS = read_lines(Path(__file__).with_name("core.jsonl"), Task)  # in CORE's or
 # ---------------------------------------------------------------------------------- the items
 
 
-@dataclass(frozen=True)
+@dataclass
 class Choice:
     """mc: several answers."""
 
@@ -77,7 +77,7 @@ class Choice:
         return [self.query + delimiter + choice for choice in self.choices]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schema:
     """schema: several contexts."""
 
@@ -89,12 +89,13 @@ class Schema:
         return [context + delimiter + self.continuation for context in self.context_options]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Completion:
     """lm: the one answer."""
 
     context: str
     continuation: str
+    gold = 0
 
     def written(self, delimiter: str) -> list[str]:
         return [self.context.strip() + delimiter + self.continuation]
@@ -105,23 +106,17 @@ KINDS = {"mc": Choice, "schema": Schema, "lm": Completion}
 
 
 def shuffled(items: list[Item], limit: int) -> list[Item]:
-    """In CORE's order; examples too come from the items that the limit leaves after the shuffle."""
-    items = list(items)
+    """The list in CORE's order; examples too come from the items that the limit leaves."""
     random.Random(1337).shuffle(items)
     return items[: limit or None]
-
-
-def examples_of(i: int, n: int, shots: int) -> list[int]:
-    """The indices of item i's examples among n items: a sample of all the others."""
-    indices = random.Random(1234 + i).sample(range(n - 1), shots)
-    return [index + (index >= i) for index in indices]
 
 
 def prompts(task: Task, items: list[Item], i: int) -> list[str]:
     """How item i is asked: a prompt for each answer (mc) or context (schema); for lm, one
     without the answer and one with it."""
-    shown = [items[k] for k in examples_of(i, len(items), task.shots)]
-    right = [item.written(task.delimiter)[getattr(item, "gold", 0)] for item in shown]
+    others = items[:i] + items[i + 1 :]
+    shown = random.Random(1234 + i).sample(others, task.shots)
+    right = [item.written(task.delimiter)[item.gold] for item in shown]
     before = "".join(f"{text}\n\n" for text in right)
     texts = [before + text for text in items[i].written(task.delimiter)]
     if task.kind == "lm":
@@ -132,18 +127,13 @@ def prompts(task: Task, items: list[Item], i: int) -> list[str]:
 # -------------------------------------------------------------------------------- the scoring
 
 
-def common(rows: list[list[int]]) -> int:
-    """How many ids all rows begin with."""
-    return sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(*rows)))
-
-
 def spans(kind: str, rows: list[list[int]], seq_len: int) -> list[Pair]:
     """The ids of an item's prompts, BOS in front -> (context, the span that is scored) of each:
     from where they differ (mc), the end that they share (schema), or what the second has after
     the first (lm). A prompt longer than seq_len loses its beginning, and BOS with it."""
-    starts = [common(rows)] * len(rows)
+    starts = [len(commonprefix(rows))] * len(rows)
     if kind == "schema":
-        shared = common([row[::-1] for row in rows])
+        shared = len(commonprefix([row[::-1] for row in rows]))
         starts = [len(row) - shared for row in rows]
     pairs = []
     for row, start in zip(rows, starts):
@@ -156,29 +146,32 @@ def spans(kind: str, rows: list[list[int]], seq_len: int) -> list[Pair]:
 def score(
     task: Task, items: list[Item], model: GPT, tokenizer: Tokenizer, batch: int
 ) -> list[dict]:
-    """For each item: whether the model is right; the mean nats per token of its spans, NaN for an
-    empty one, as where one answer begins another; and whether it was cropped."""
+    """For each item: whether the model is right; and the mean nats per token of its spans, NaN for
+    an empty one, as where one answer begins another. Prints how many items were cropped."""
     seq_len = model.config.seq_len
     encode = lambda text: [tokenizer.bos_id, *tokenizer.encode(text)]
+    pairs = []  # of each item
+    cropped = 0
+    for i in range(len(items)):
+        rows = [*map(encode, prompts(task, items, i))]
+        cropped += max(map(len, rows)) > seq_len
+        pairs.append(spans(task.kind, rows, seq_len))
+    if cropped:
+        say(f"{task.name}: {cropped:,} items lose their first examples: seq_len is {seq_len}")
+    found = iter(log_likelihoods(model, [*chain(*pairs)], batch))
     lines = []
-    for start in range(0, len(items), CHUNK):
-        indices = range(len(items))[start : start + CHUNK]
-        rows = [[*map(encode, prompts(task, items, i))] for i in indices]
-        pairs = [spans(task.kind, own, seq_len) for own in rows]
-        found = iter(log_likelihoods(model, sum(pairs, []), batch))
-        for i, asked, own in zip(indices, rows, pairs):
-            nats, hits = zip(*(next(found) for _ in own))
-            means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
-            # The first of the smallest; a NaN only if it stands first.
-            correct = hits[0] if task.kind == "lm" else means.index(min(means)) == items[i].gold
-            cropped = any(len(row) > seq_len for row in asked)
-            lines.append(dict(correct=correct, means=means, cropped=cropped))
+    for item, own in zip(items, pairs):
+        nats, hits = zip(*islice(found, len(own)))
+        means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
+        # The first of the smallest; a NaN only if it stands first.
+        correct = hits[0] if task.kind == "lm" else means.index(min(means)) == item.gold
+        lines.append(dict(correct=correct, means=means))
     return lines
 
 
 def figures_of(task: Task, lines: list[dict]) -> dict:
-    """For a task: accuracy with its standard error; the accuracy centered: 0 at the baseline, 1 if
-    all is right; and how many items were cropped."""
+    """For a task: accuracy with its standard error; and the accuracy centered: 0 at the baseline, 1
+    if all is right."""
     n = len(lines)
     p = sum(line["correct"] for line in lines) / n
     return dict(
@@ -186,7 +179,6 @@ def figures_of(task: Task, lines: list[dict]) -> dict:
         accuracy=p,
         stderr=math.sqrt(p * (1 - p) / (n - 1)),
         centered=(100 * p - task.base) / (100 - task.base),
-        cropped=sum(line["cropped"] for line in lines),
     )
 
 
@@ -194,11 +186,11 @@ def summary(figures: dict[Task, dict]) -> dict:
     """The record for eval.jsonl: CORE, the mean of the centered accuracies, with its standard
     error; and the tasks' figures."""
     count = len(figures)
-    variance = sum((100 * f["stderr"] / (100 - t.base)) ** 2 for t, f in figures.items())
+    errors = [100 * f["stderr"] / (100 - task.base) for task, f in figures.items()]
     return dict(
         task="core",
         core=sum(f["centered"] for f in figures.values()) / count,
-        stderr=math.sqrt(variance) / count,
+        stderr=math.hypot(*errors) / count,
         tasks={task.name: f for task, f in figures.items()},
     )
 
@@ -215,14 +207,14 @@ def score_core(config: CoreConfig, load_model: Callable) -> None:
         path = next(Path(config.folder).rglob(f"{task.file}.jsonl"), None)
         if path is None:
             raise UsageError(f"{config.folder} has no {task.file}.jsonl; {WHERE}")
-        asked[task] = shuffled(read_lines(path, KINDS[task.kind]), config.limit)
-        if len(asked[task]) <= max(1, task.shots):
+        items = shuffled(read_lines(path, KINDS[task.kind]), config.limit)
+        if len(items) <= max(1, task.shots):
             raise UsageError(
-                f"{task.name} has {len(asked[task])} items to ask, too few beside its examples; "
+                f"{task.name} has {len(items)} items to ask, too few beside its examples; "
                 f"try --limit {max(2, task.shots + 1)} or more"
             )
+        asked[task] = items
     loaded = load_model(config)
-    seq_len = loaded.model.config.seq_len
     figures = {}
     say(
         "task                             shots             items  accuracy          centered  "
@@ -234,10 +226,8 @@ def score_core(config: CoreConfig, load_model: Callable) -> None:
             f"{task.name:33}{task.shots:>5} {f['n']:>7,} of {task.items:<6,}  {f['accuracy']:.4f} "
             f"+- {f['stderr']:.4f}  {f['centered']:+8.4f}  {task.gpt2_xl:8.3f}"
         )
-        if f["cropped"]:
-            say(f"    {f['cropped']:,} items lost their first examples: seq_len is {seq_len}")
         figures[task] = f
     record = summary(figures)
     say(f"CORE: {record['core']:.4f} +- {record['stderr']:.4f}")
     say("GPT-2 XL: 0.2565 +- 0.0071, on at most 1,000 items of each task, as --limit 1000")
-    loaded.append_result(seq_len=seq_len, **record)
+    loaded.append_result(seq_len=loaded.model.config.seq_len, **record)
