@@ -47,7 +47,7 @@ Text B:
 {b}
 
 Which is better? Reply with A, B or TIE, and nothing else."""
-POINTS = {"A": 1.0, "B": 0.0} | dict.fromkeys(["TIE", "EMPATE", "平局"], 0.5)  # of text A
+POINTS = {"A": 1.0, "B": 0.0, "TIE": 0.5, "EMPATE": 0.5, "平局": 0.5}  # of text A
 
 
 def points_of(reply: str) -> float | None:
@@ -90,9 +90,13 @@ class Server:
 
     def __post_init__(self):
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
-        old, new = ({name: self.max_tokens} for name in ("max_tokens", "max_completion_tokens"))
         # It gets the first of these that it does not refuse by name.
-        self.settings = [old | {"temperature": 0}, new | {"temperature": 0}, new, old]
+        most = self.max_tokens
+        self.settings = [
+            {"max_tokens": most, "temperature": 0},
+            {"max_completion_tokens": most},  # OpenAI's newest models
+            {"max_tokens": most},
+        ]
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         disk.append(self.kept, "")  # it can be written, before anything is paid for
         if not self.model:
@@ -113,10 +117,9 @@ class Server:
 
     async def exchange(self, method: str, path: str, body: dict | None) -> tuple[int, bytes]:
         """The status of an answer, and what it holds. The key follows no redirect."""
-        base, mark, query = self.url.partition("?")
-        url = f"{base.rstrip('/')}/{path}{mark}{query}"
+        url = f"{self.url.rstrip('/')}/{path}"
         headers = {}
-        if self.key and "@" not in base:  # else the password in the address is sent
+        if self.key and "@" not in url:  # else the password in the address is sent
             headers["Authorization"] = f"Bearer {self.key}"
         limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with (
@@ -157,12 +160,11 @@ class Server:
         for settings in self.settings:
             body = dict(model=self.model, messages=messages, **settings)
             try:
-                reply = self.send(text_of, "POST", "chat/completions", body)
+                reply = self.without_key(self.send(text_of, "POST", "chat/completions", body))
             except UsageError as error:
                 why = str(error)
             else:
                 self.settings = [settings]
-                reply = self.without_key(reply)
                 # At once, in one write, whatever the main thread waits for.
                 disk.append(self.kept, json_of(dict(key=key, reply=reply)) + "\n")
                 return item, reply, True
@@ -183,18 +185,17 @@ class Server:
         in_a_row = 0
         say(f"{len(missing):,} requests to {self.model}, {len(answered):,} known replies")
         with ThreadPool(AT_ONCE) as pool:  # its threads end with the program, even if they wait
-            for part in missing[:1], missing[1:]:  # the first alone tries the settings
-                answers = pool.imap_unordered(self.ask, part)
-                for item, reply, replied in tqdm(answers, "judge", len(part), disable=None):
-                    known[item[0]] = reply
-                    if replied:
-                        answered.append(item)
-                        in_a_row = 0
-                        continue
-                    in_a_row += 1
-                    # Whether all requests meet it, is told by one that was answered before.
-                    if in_a_row % AT_ONCE == 0 and not (answered and self.ask(answered[-1])[2]):
-                        raise UsageError(f"{reply}; the same command asks only what is missing")
+            answers = pool.imap_unordered(self.ask, missing)
+            for item, reply, replied in tqdm(answers, "judge", len(missing), disable=None):
+                known[item[0]] = reply
+                if replied:
+                    answered.append(item)
+                    in_a_row = 0
+                    continue
+                in_a_row += 1
+                # Whether all requests meet it, is told by one that was answered before.
+                if in_a_row % AT_ONCE == 0 and not (answered and self.ask(answered[-1])[2]):
+                    raise UsageError(f"{reply}; the same command asks only what is missing")
         return [known[keys[request]] for request in requests]
 
     def compare(self, prompts: list[str], texts: list[list[str]]) -> tuple[np.ndarray, list[str]]:
@@ -210,8 +211,8 @@ class Server:
         replies = self.replies(requests)
         n_players = len(texts)
         first = np.full((len(prompts), n_players, n_players), np.nan)  # NaN: no verdict
-        others = ~np.eye(n_players, dtype=bool)
-        first[:, others] = np.array([*map(points_of, replies)], float).reshape(len(prompts), -1)
+        points = np.array([*map(points_of, replies)], float)
+        first[:, ~np.eye(n_players, dtype=bool)] = points.reshape(len(prompts), -1)
         second = 1 - first.transpose(0, 2, 1)  # the points of the row's text where it is text B
         return np.nan_to_num((first + second) / 2), self.doubts(replies, first, second)
 
@@ -224,9 +225,9 @@ class Server:
                 f"{self.model} gave no verdict in {len(replies)} replies, but {replies[0]!r}; a "
                 "model that thinks first needs a larger --judge_tokens"
             )
-        decided = np.isin(first, (0, 1)) & np.isin(second, (0, 1))
-        n = decided.sum() // 2  # it has each pair twice
-        agree = (decided & (first == second)).sum() // 2
+        # Each pair is there twice: with one winner in both orders, or with two.
+        agree = np.isin(first + second, (0, 2)).sum() // 2
+        n = agree + (abs(first - second) == 1).sum() // 2
         alike = f"both orders decided {n:,} pairs, and {agree:,} of them alike"
         say(
             f"{len(replies):,} replies: {len(lost):,} no verdict, {(first == 0.5).sum():,} ties; "
