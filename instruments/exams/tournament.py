@@ -25,7 +25,6 @@ from machinery import checkpoint, disk, trained
 from machinery.output import say
 from machinery.trained import EvalConfig, Trained
 from preparation.chat import marks, prompt_ids
-from tokenizer import Tokenizer
 
 HUMAN = "human text"
 LOOP = "loop"
@@ -71,7 +70,7 @@ class TournamentConfig:
     prompt, is coherent, and says something interesting."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prompt:
     """A line of a file of prompts."""
 
@@ -87,8 +86,8 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     first = known[paths[0]]
     human = {}
     if config.prompts:
-        lines = read_lines(config.prompts, Prompt)
-        asked = [line.text.rstrip(" ") for line in lines]  # as eval.py sample does
+        # without spaces at their ends, as in eval.py sample
+        asked = [line.text.rstrip(" ") for line in read_lines(config.prompts, Prompt)]
     else:
         asked, human[HUMAN] = held_out(config, first)
     for each in known.values():
@@ -98,10 +97,20 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
         kept = Path(config.run_dir) / "verdicts.jsonl"
         server = Server(config.judge, config.judge_model, criteria, config.judge_tokens, kept)
 
+    # At a lower temperature than 1 samples loop, and a judge by likelihood likes loops.
+    draws = SampleConfig(
+        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
+    )
+
     def load(path):
         return load_model(EvalConfig(checkpoint=str(path), device=config.device))
 
-    written = {str(path): write(load(path), asked, config) for path in paths} | human
+    def written_by(path):
+        player = load(path)
+        tuned = player.provenance.tuned
+        return continuations(player.model, player.tokenizer, asked, tuned, draws)
+
+    written = {str(path): written_by(path) for path in paths} | human
     length = 4 * config.max_new_tokens  # characters
     written[LOOP] = [(text[-LOOP_LEN:] * length)[:length] for text in asked]
     texts = [*written.values()]
@@ -113,9 +122,11 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     else:
         named = f"{server.model} at {config.judge}"
         wins, doubts = server.compare(asked, texts)
+    say(f"\n{len(asked)} prompts, judged by {named}")
     table = rate([*written], wins)
     doubts += why_untrusted(table)
-    print_table(table, named, len(asked), doubts)
+    for doubt in doubts:
+        say(f"a reason to doubt this judge: {doubt}")
     report = dict(
         config=asdict(config),
         judge=named,
@@ -175,7 +186,7 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
     """The beginnings of held-out documents, at most one of a row, and what follows; of
     conversations, the first question and its answer."""
     manifest = player.data
-    tokenizer = Tokenizer.load(manifest.tokenizer_file())
+    tokenizer = player.tokenizer
     begin = config.prompt_tokens
     new = config.max_new_tokens
     tuned = player.provenance.tuned
@@ -206,28 +217,16 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
     return tuple(map(list, zip(*found)))
 
 
-def write(player: Trained, prompts: list[str], config: TournamentConfig) -> list[str]:
-    """What a player writes after each prompt. At temperature 1: at a lower one samples loop, and a
-    judge by likelihood likes loops."""
-    draws = SampleConfig(
-        temperature=1.0, top_k=0, seed=config.seed, max_new_tokens=config.max_new_tokens
-    )
-    tuned = player.provenance.tuned
-    return continuations(player.model, player.tokenizer, prompts, tuned, draws)
-
-
 # --------------------------------------------------------------------- a checkpoint as the judge
 
 
 def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
     """judge.novel_mean of texts, in the tokens of the judge, as far as it has positions."""
-    before = []
-    after = []
-    for prompt, text in zip(prompts, texts):
-        ids = prompt_ids(prompt, player.tokenizer, player.provenance.tuned)[0]
-        before.append(ids[1:])  # it adds the BOS
-        room = player.provenance.model.seq_len + 1 - len(ids)
-        after.append(player.tokenizer.encode(text)[:room])
+    seq_len = player.provenance.model.seq_len
+    encode = player.tokenizer.encode
+    asked = [prompt_ids(x, player.tokenizer, player.provenance.tuned)[0] for x in prompts]
+    before = [ids[1:] for ids in asked]  # without BOS, which the judge adds
+    after = [encode(text)[: seq_len - len(ids)] for text, ids in zip(texts, before)]
     return judge.novel_mean(player.model, before, after)
 
 
@@ -235,10 +234,17 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
 
 
 def rate(names: list[str], wins: np.ndarray) -> list[dict]:
-    """The players with their ratings, best first."""
+    """Print the players with their ratings, best first; returns them."""
     columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
-    rows = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
-    return sorted(rows, key=lambda row: -row["rating"])
+    table = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
+    table.sort(key=lambda row: -row["rating"])
+    rows = [("player", "rating", "95% over prompts")]
+    rows += [
+        (row["name"], f"{row['rating']:.0f}", f"{row['low']:.0f} .. {row['high']:.0f}")
+        for row in table
+    ]
+    say("\n".join(aligned(rows)))
+    return table
 
 
 def why_untrusted(table: list[dict]) -> list[str]:
@@ -253,13 +259,3 @@ def why_untrusted(table: list[dict]) -> list[str]:
             if not best <= place <= worst:
                 doubts.append(f"it puts the {name} in place {place} of {n}, not {best} to {worst}")
     return doubts
-
-
-def print_table(table: list[dict], judge_name: str, n_prompts: int, doubts: list[str]) -> None:
-    rows = [("player", "rating", "95% over prompts")]
-    for row in table:
-        rows.append((row["name"], f"{row['rating']:.0f}", f"{row['low']:.0f} .. {row['high']:.0f}"))
-    say(f"\n{n_prompts} prompts, judged by {judge_name}")
-    say("\n".join(aligned(rows)))
-    for doubt in doubts:
-        say(f"a reason to doubt this judge: {doubt}")
