@@ -11,7 +11,7 @@ exams are taken by lm_eval itself, from an export; tasks/ has those that it lack
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
@@ -56,7 +56,7 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
 # ------------------------------------------------------------------------------ the questions
 
 
-@dataclass(frozen=True)
+@dataclass
 class Question:
     """A line of a file. The likelihoods of the choices, after the query and a space, are
     compared; gold: the place of the right one."""
@@ -80,7 +80,7 @@ Answered = list[tuple[Question, list[float]]]  # questions, and the nats of thei
 def read_questions(task: str, shots: int) -> list[Question]:
     """The questions of a JSONL file except its first `shots`, which precede each as solved
     examples."""
-    if not task.endswith(".jsonl") and not Path(task).is_file():
+    if not Path(task).is_file():
         raise UsageError(
             f"--task {task} is no file; public exams are lm_eval's: python export.py MODEL, then "
             "lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True "
@@ -88,7 +88,7 @@ def read_questions(task: str, shots: int) -> list[Question]:
         )
     rows = read_lines(task, Question)
     examples = "".join(f"{row.query} {row.choices[row.gold]}\n\n" for row in rows[:shots])
-    found = [Question(examples + row.query, row.choices, row.gold) for row in rows[shots:]]
+    found = [replace(row, query=examples + row.query) for row in rows[shots:]]
     if len(found) < 2:
         raise UsageError(
             f"--shots {shots} leaves {len(found)} to ask; a standard error of {task} needs 2"
