@@ -137,11 +137,9 @@ def score_held_out(config: LossConfig, load_model) -> None:
 
 def table(sums: Tensor) -> list[str]:
     """sums (classes, 4) -> a line for each class."""
-    whole = sums.sum(0)
+    shares = sums / sums.sum(0).clamp(min=1)
     rows = [("targets", "share", "nats each", "bits per byte", "share of the bits")]
-    for name, of in zip(CLASSES, sums):
+    for name, of, share in zip(CLASSES, sums, shares):
         nats, bpb = loss_and_bpb(*of.tolist())
-        share = of[1] / whole[1].clamp(min=1)
-        bits = of[2] / whole[2].clamp(min=1)
-        rows.append((name, f"{share:.1%}", f"{nats:.4f}", f"{bpb:.4f}", f"{bits:.1%}"))
+        rows.append((name, f"{share[1]:.1%}", f"{nats:.4f}", f"{bpb:.4f}", f"{share[2]:.1%}"))
     return aligned(rows)
