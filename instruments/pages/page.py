@@ -34,8 +34,6 @@ from tokenizer import AWKWARD, Tokenizer, read_spec
 MOST = 60_000_000  # bytes of weights in a page; more go into a file beside it
 SCORED = 8192  # tokens of held-out rows, about, on which the cost of rounding is measured
 TEXTS = (AWKWARD, "it's 12345 I'LL \u0915\u094d\u0937\u093f x\u0301 \ufeff\x85\x1c a\u3000\u2003b")
-# Of a source, all but the last part of a path; a repository of the Hub stays as it is.
-FOLDERS = r"(?s)^(?!(?:[\w.-]+=)?hf:[\w-]+/)((?:[\w.-]+=)?(?:\w+:)?).*/(?=.)"
 # How the pre_tokenizer ByteLevel cuts text by itself: as GPT-2.
 BYTE_LEVEL = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -57,22 +55,21 @@ def write(loaded: Trained, out: str, half: bool) -> None:
     content = b"".join(content for *_, content in tensors)
     mark = hashlib.sha256(content).hexdigest()[:16]
     content = mark.encode() + content
-    beside = None
+    beside = ""
     if len(content) > MOST:
-        beside = file.with_suffix(".weights")
-        disk.write_bytes(beside, content)
+        beside = file.with_suffix(".weights").name
+        disk.write_bytes(file.with_name(beside), content)
     tree = describe(loaded) | dict(
         facts=facts,
         form=form,
         tensors=[shape for *shape, _ in tensors],
-        weights=dict(bytes=len(content), mark=mark, file=beside.name if beside else ""),
+        weights=dict(bytes=len(content), mark=mark, file=beside),
     )
     weights = base64.b64encode(b"" if beside else content).decode()
     disk.write_text(file, filled("page.html", tree=tree, weights=weights))
     say("; ".join(facts))
-    size = (len(content) if beside else 0) + file.stat().st_size
-    where = f"{file}, and beside it {beside.name}" if beside else file
-    say(f"wrote {where} ({size / 1e6:.1f} MB): open it in a browser")
+    where = f"{file}, and beside it {beside}" if beside else file
+    say(f"wrote {where} ({len(content) / 1e6:.1f} MB of weights): open it in a browser")
 
 
 @torch.no_grad()
@@ -109,11 +106,12 @@ def held_out_loss(loaded: Trained) -> float:
 def facts_of(loaded: Trained) -> list[str]:
     """What the page says of the model: parameters, steps, text."""
     of = loaded.provenance
-    facts = [f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters"]
-    facts.append(loaded.about or f"{of.step:,} steps, {of.tokens:,} tokens")
+    facts = [
+        f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters",
+        loaded.about or f"{of.step:,} steps, {of.tokens:,} tokens",
+    ]
     with suppress(UsageError, DataError):
-        specs = [re.sub(FOLDERS, r"\1", source.spec) for source in loaded.data.facts.sources]
-        facts.append("text: " + ", ".join(specs))
+        facts.append("text: " + ", ".join(loaded.data.sources))  # names: no folder of the writer's
     return facts
 
 
@@ -170,6 +168,5 @@ def for_javascript(pattern: str) -> str:
     patterns nothing that follows could match what it has taken."""
     both = lambda c: f"[{c}{c.swapcase()}]" if c.isalpha() else c
     pattern = re.sub(r"\(\?i:(.*?)\)", lambda found: f"(?:{''.join(map(both, found[1]))})", pattern)
-    for own, theirs in {r"\s": r"\p{White_Space}", r"\S": r"\P{White_Space}"}.items():
-        pattern = pattern.replace(own, theirs)
+    pattern = pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
     return re.sub(r"(\[(?:\\.|[^\]\\])*\])|([?+*])\+", r"\1\2", pattern)

@@ -236,5 +236,5 @@ def test_export_writes_the_page_of_a_run(own_run, capsys):
         assert export.main([*map(str, words)], page.write) == 0
         printed = capsys.readouterr().out
         assert f"wrote {out} (" in printed  # below, no folders
-        assert re.search(r"text: files:[\w.]+; .*nats per token of held-out text", printed)
+        assert re.search(r"text: [\w.]+; .*nats per token of held-out text", printed)
         assert ask(out)[0] == {}
