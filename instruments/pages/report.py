@@ -19,7 +19,6 @@ from instruments.pages.run_folder import RunFolder, one_line
 from instruments.pages.template import filled
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import code, disk, folders, trained
-from machinery.formats import SampleLine
 from machinery.output import say
 from machinery.screen import duration, short
 from tokenizer import Tokenizer
@@ -93,13 +92,13 @@ def compared(runs: list[RunFolder], common: int) -> str:
 def common_point(runs: list[RunFolder]) -> tuple[int, bool]:
     """The most tokens after which all runs have a validation, and True; where no two meet, the
     tokens of the run that ended first, and False."""
-    known = [{tokens for tokens, _ in run.curve} for run in runs]
-    for run, points in zip(runs, known):
-        if not (points and run.steps):
+    for run in runs:
+        if not (run.curve and run.steps):
             raise UsageError(
                 f"{run.dir} has no validation after its first step yet: let it run on, or compare "
                 "other runs"
             )
+    known = [{tokens for tokens, _ in run.curve} for run in runs]
     met = set.intersection(*known)
     return max(met or {min(map(max, known))}), bool(met)
 
@@ -142,8 +141,10 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
     ]
     rows = {line.val_rows for run in (base, other) for line in run.validations} - {0}  # 0: unknown
     if "data_fingerprint" in differ or len(rows) > 1:
-        both = f"the data or eval_tokens of {base.dir} and {other.dir}"
-        warnings.append(f"warning: {both} differ, so the bits per byte are of different text")
+        warnings.append(
+            f"warning: the data or eval_tokens of {base.dir} and {other.dir} differ, so the bits "
+            "per byte are of different text"
+        )
     if warnings:
         return [*differ.values(), *warnings]
     if not differ:
@@ -165,10 +166,10 @@ def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:
     names = (ours | theirs).keys() - {"code"}
     differ = folders.differences(ours, theirs, names, f"in {a.dir}", f"in {b.dir}")
     unknown = [str(run.dir) for run in (a, b) if not run.codes or run.first_step > 1]
-    if unknown:
-        return differ | dict(code=f"code: not that of all steps is known of {', '.join(unknown)}")
     found = {code.difference(x, y) for x in a.codes for y in b.codes} - {""}
-    if found:
+    if unknown:
+        differ["code"] = f"code: not that of all steps is known of {', '.join(unknown)}"
+    elif found:
         differ["code"] = f"code: {'; '.join(sorted(found))} between {a.dir} and {b.dir}"
     return differ
 
@@ -194,11 +195,9 @@ def update(run, step: int) -> str:
         finally:
             run.model.train()
         text = prompt + "\n" * tuned + said
-        sample = SampleLine(
-            step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text
-        )
+        sample = dict(step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text)
         # not json_of: a URL that the model wrote is no secret
-        disk.append(run.log.run_dir / "samples.jsonl", json.dumps(vars(sample)) + "\n")
+        disk.append(run.log.run_dir / "samples.jsonl", json.dumps(sample) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     # A page reads all that the run has logged: with each validation, a long run would pay more.
     if step < run.plan.steps <= 10 * (step - run.progress.page_step):
