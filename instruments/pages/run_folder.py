@@ -4,9 +4,10 @@ A run may have been killed in the middle of a line, resumed, or never validated.
 makes the pages.
 """
 
-import math
+from bisect import bisect
 from contextlib import suppress
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ class RunFolder:
         self.whole_validation = [None, *of(FullValidationLine)][-1]
         self.skipped = len(of(SkippedLine))
         self.starts = [line.start for line in of(StartLine)]
+        self._begun = [start.time for start in self.starts]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
         samples = read_lines(self.dir / "samples.jsonl", SampleLine)
         self.samples = [*{sample.step: sample for sample in samples}.values()]  # the last of a step
@@ -73,12 +75,11 @@ class RunFolder:
     def options(self) -> dict[str, Any]:
         """What decides its numbers and its speed: config.json, and lists of what its starts
         decided."""
-        options = dict(self.config)
+        values = lambda name: [getattr(start, name) for start in self.trained()]
+        decided = {name: [*dict.fromkeys(values(name))] for name in OF_A_START}
         # a process that resumes reads no other weights
-        options["init_from"] = [start.init_from for start in self.starts[:1]]
-        for name in OF_A_START:
-            options[name] = [*dict.fromkeys(getattr(start, name) for start in self.trained())]
-        return options
+        decided["init_from"] = [start.init_from for start in self.starts[:1]]
+        return self.config | decided
 
     @property
     def curve(self) -> Curve:
@@ -95,9 +96,7 @@ class RunFolder:
         """(steps + 1,) each: tokens and seconds up to each step. The first step of a process, which
         compiles, counts as a median one."""
         tokens = [0, *(line.tokens for line in self.taken)]
-        ended = [line.time for line in self.taken]
-        begun = np.searchsorted([start.time for start in self.starts], ended, "right")
-        is_first = np.diff(begun, prepend=-1) > 0
+        is_first = np.diff([*map(self._start_of, self.taken)], prepend=-1) > 0
         usual = np.median([line.step_s for line in self.steps] or [0])
         seconds = np.where(is_first, usual, [line.step_s for line in self.taken])
         return tokens, np.cumsum([0, *seconds])
@@ -119,22 +118,20 @@ class RunFolder:
 
     @property
     def codes(self) -> list[Code]:
-        """Of the starts whose steps are in the run, each once, the newest last; [] if one of them
-        is not known."""
+        """Of the starts whose steps are in the run, the newest last; [] if one of them is not
+        known."""
         codes = [start.code for start in self.trained()]
-        if None in codes:
-            return []
-        return [code for n, code in enumerate(codes) if code not in codes[n + 1 :]]
+        return [] if None in codes else codes
 
     def processes(self) -> list[tuple[Start, list[StepLine]]]:
         """The starts whose steps are in the run, and these; those of others were redone. The last
         step says how many of the seconds until then were validation, saving, the report."""
-        processes = []
-        for start, end in zip(self.starts, [*(s.time for s in self.starts[1:]), math.inf]):
-            own = [line for line in self.steps if start.time <= line.time < end]
-            if own:
-                processes.append((start, own))
-        return processes
+        groups = groupby(self.steps, self._start_of)
+        return [(self.starts[n - 1], [*own]) for n, own in groups if n]
+
+    def _start_of(self, line) -> int:
+        """In which start a step was taken: 1, 2, ...; 0: in none that is known."""
+        return bisect(self._begun, line.time)
 
     def manifest(self) -> shards.Manifest | None:
         """The manifest of the run's training data; None if the data are gone or have changed."""
