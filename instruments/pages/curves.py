@@ -54,8 +54,11 @@ def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
         axes.plot(tokens[shown], values[shown], color="silver", linewidth=0.6)
         values = np.array(smooth(values))
     axes.plot(tokens[shown], values[shown], label="training")
-    scored = [line for line in run.validations if val_key and line.tokens > 0]
-    points = [(line.tokens, getattr(line, val_key)) for line in scored]
+    points = [
+        (line.tokens, getattr(line, val_key))
+        for line in run.validations
+        if val_key and line.tokens > 0
+    ]
     if points:
         axes.plot(*zip(*points), "o-", markersize=3, label="validation")
         axes.legend()
