@@ -16,7 +16,7 @@ def reached(loss: float, curve: Curve) -> float:
     """After how many tokens a run first had this loss; 0: before its first validation. Between
     validations the loss is taken to fall in proportion to the logarithm of the tokens. One that
     ends above this loss gets all its tokens."""
-    tokens, losses = np.array(sorted(curve)).T
+    tokens, losses = np.array(curve).T
     best = np.minimum.accumulate(losses)
     better = np.diff(best, prepend=np.inf) < 0  # than all validations before
     if loss > best[0]:
@@ -29,7 +29,7 @@ def meet(a: Curve, b: Curve, tokens: float) -> tuple[float, float]:
     higher of the two."""
     higher = max(
         float(np.interp(np.log(tokens), np.log(at), losses))
-        for at, losses in (np.array(sorted(curve)).T for curve in (a, b))
+        for at, losses in (np.array(curve).T for curve in (a, b))
     )
     return reached(higher, a), reached(higher, b)
 
@@ -54,23 +54,18 @@ def missing(measure: str, a: RunFolder, b: RunFolder) -> str:
     return ""
 
 
-def cell(measure: str, base: RunFolder, other: RunFolder, met: tuple[float, float]) -> str:
-    """How many times less `other` needs than `base` up to where they `meet`, or why it is not
-    known."""
-    need = MEASURES[measure]
-    reason = missing(measure, base, other)
-    return reason or f"{need(base, met[0]) / need(other, met[1]):.2f}"
-
-
 def table_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
     """How many times less `other` needs than `base`, in tokens, FLOPs and time, for the loss that
     both have after `common` tokens, a half and a quarter of them."""
     begin = max(run.curve[0][0] for run in (base, other))
     rows = [("loss of both after", *MEASURES)]
     for tokens in (common, common / 2, common / 4):
-        met = meet(base.curve, other.curve, tokens)
-        if tokens >= begin and all(met):
-            cells = [cell(m, base, other, met) for m in MEASURES]
+        ours, theirs = meet(base.curve, other.curve, tokens)
+        if tokens >= begin and ours and theirs:
+            cells = [
+                missing(name, base, other) or f"{need(base, ours) / need(other, theirs):.2f}"
+                for name, need in MEASURES.items()
+            ]
             rows.append((f"{short(tokens)} tokens", *cells))
     title = f"how many times less {other.dir} needs than {base.dir}"
     if len(rows) == 1:
