@@ -37,7 +37,7 @@ def less(measure: str, base: list[dict], other: list[dict]) -> tuple[float, str]
     return costs[0] / costs[1], bound
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
     """One size by one measure."""
 
