@@ -14,6 +14,7 @@ import base64
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -85,21 +86,19 @@ class Probe(TorchFunctionMode):
     def __call__(self, ids: Tensor) -> Tensor:
         """ids (T,) -> logits (T, V) in fp32."""
         self.T = len(ids)
-        hooks = []
-        try:
+        with ExitStack() as hooks:  # each is removed at its end
             for i, block in enumerate(self.model.blocks):
                 enter = lambda *_, i=i: setattr(self, "layer", i)
-                hooks.append(block.register_forward_pre_hook(enter))
+                hooks.enter_context(block.register_forward_pre_hook(enter))
                 if i >= self.end:
-                    hooks.append(block.register_forward_hook(lambda _, args, out: args[0]))
+                    leave = lambda _, args, out: args[0]
+                    hooks.enter_context(block.register_forward_hook(leave))
                 if self.off in ((i, "attn"), (i, "mlp")):
                     part = getattr(block, self.off[1])
-                    hooks.append(part.register_forward_hook(lambda _, args, out: 0 * out))
+                    nothing = lambda _, args, out: 0 * out
+                    hooks.enter_context(part.register_forward_hook(nothing))
             with self:
                 return self.model(ids[None])[0].float()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -198,7 +197,6 @@ def describe_heads(probe: Probe, ids: Tensor, in_test: dict) -> list[dict]:
             known = ((*own[name], name) for name in KINDS if name in own)
             share, equal, best = max(known, default=(0, 1, ""))
             kind = KINDS[best] if share > max(1 / 3, 2 * equal) else "mixed"
-            own = {name: [round(x, 4) for x in pair] for name, pair in own.items()}
             found.append(dict(layer=i, head=h, kind=kind, places=own))
     return found
 
@@ -269,7 +267,7 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
         words={i: tokenizer.bytes_of[i].decode("latin-1") for i in sorted(named)},  # its bytes
         bits=rounded(nats / BIT),
         rank=((logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(-1) + 1).tolist(),
-        top=[list(zip(i.tolist(), rounded(p, 4))) for i, p in zip(top.indices, top.values)],
+        top=[list(zip(i.tolist(), rounded(p, 4))) for p, i in zip(*top)],
         lens=lens,
         heads=heads,
         maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
