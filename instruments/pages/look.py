@@ -260,11 +260,9 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     heads = describe_heads(probe, ids, in_test)
     below = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     maps = [(255 * probe.maps[i].cpu()[:, below]).round().byte().numpy().tobytes() for i in seen]
-    named = {*ids.tolist(), *top.indices.flatten().tolist()}
-    named |= {guess for after in lens for guess, *_ in after["rows"]}
     return dict(
         ids=ids.tolist(),
-        words={i: tokenizer.bytes_of[i].decode("latin-1") for i in sorted(named)},  # its bytes
+        words={i: token.decode("latin-1") for i, token in tokenizer.bytes_of.items()},
         bits=rounded(nats / BIT),
         rank=((logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(-1) + 1).tolist(),
         top=[list(zip(i.tolist(), rounded(p, 4))) for p, i in zip(*top)],
