@@ -185,17 +185,18 @@ class Server:
         in_a_row = 0
         say(f"{len(missing):,} requests to {self.model}, {len(answered):,} known replies")
         with ThreadPool(AT_ONCE) as pool:  # its threads end with the program, even if they wait
-            answers = pool.imap_unordered(self.ask, missing)
-            for item, reply, replied in tqdm(answers, "judge", len(missing), disable=None):
-                known[item[0]] = reply
-                if replied:
-                    answered.append(item)
-                    in_a_row = 0
-                    continue
-                in_a_row += 1
-                # Whether all requests meet it, is told by one that was answered before.
-                if in_a_row % AT_ONCE == 0 and not (answered and self.ask(answered[-1])[2]):
-                    raise UsageError(f"{reply}; the same command asks only what is missing")
+            for part in missing[:1], missing[1:]:  # the first alone tries the settings
+                answers = pool.imap_unordered(self.ask, part)
+                for item, reply, replied in tqdm(answers, "judge", len(part), disable=None):
+                    known[item[0]] = reply
+                    if replied:
+                        answered.append(item)
+                        in_a_row = 0
+                        continue
+                    in_a_row += 1
+                    # Whether all requests meet it, is told by one that was answered before.
+                    if in_a_row % AT_ONCE == 0 and not (answered and self.ask(answered[-1])[2]):
+                        raise UsageError(f"{reply}; the same command asks only what is missing")
         return [known[keys[request]] for request in requests]
 
     def compare(self, prompts: list[str], texts: list[list[str]]) -> tuple[np.ndarray, list[str]]:

@@ -281,8 +281,7 @@ def test_a_server_is_taken_as_it_is(name, tmp_path, monkeypatch):
     wins, doubts, asked = judged(by_length, tmp_path, imitate=imitate, models=None)
     assert (wins == whole).all() and len(doubts) == (not judges)
     if judges:
-        tries = served.AT_ONCE if imitate is newest else 0  # of settings, by the first requests
-        assert DISTINCT <= len(asked) <= DISTINCT + tries
+        assert len(asked) == DISTINCT + (imitate is newest), "the settings are tried once"
     monkeypatch.setattr(served, "AT_ONCE", 1)  # one that fails is enough to ask for a known reply
     again, _, asked = judged(by_length, tmp_path, imitate=imitate, models=None)
     assert (again == wins).all() and not (judges and asked)
