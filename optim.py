@@ -20,7 +20,7 @@ from config import UsageError
 
 
 def lr_at(
-    step: int, steps: int, schedule: str, warmup: int = 40, decay: float = 0.65, final: float = 0.05
+    step: int, steps: int, schedule: str, warmup: int, decay: float = 0.65, final: float = 0.05
 ) -> float:
     """The factor on every learning rate at `step` (0-based) of a run of `steps`.
 
@@ -49,7 +49,7 @@ def decay_begins(steps: int, decay: float) -> int:
     return steps - round(decay * steps)
 
 
-def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) -> float:
+def momentum_at(step: int, steps: int, warmup: int, decay: float) -> float:
     """Muon's momentum: 0.85 -> 0.97 over 20 * warmup steps, at most 400; then -> 0.90 as the
     learning rate decays: average over more gradients while the steps are large."""
     momentum = 0.85 + 0.12 * min(1.0, step / max(1, min(400, 20 * warmup)))

@@ -35,7 +35,7 @@ class Progress(Counters):
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
     page_step: float = -math.inf  # of the last report.html
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.perf_counter)
     # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run
     save_now: bool = False  # by the first rank's clock, a checkpoint is due
@@ -72,6 +72,7 @@ class Run:
 def open_run(argv: list[str]) -> Iterator[Run | None]:
     """The run that a command line asks for, ready for its next step; None if there is nothing to
     do: --plan was printed, or the run is finished."""
+    progress = Progress()
     typed = cli.parse("train.py", "train", argv)
     world = ranks.start(typed.run.device, typed.train.dtype)
     foreign, preset = begin_from(typed)
@@ -90,9 +91,8 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
     order = folders.training_order(preset, plan, manifest)
     about = build.describe(typed, preset, plan, manifest, order, world)
     log = Log(Path(preset.run.run_dir), world.is_first, preset.run.wandb)
-    progress = Progress()
     with (
-        folders.lock_run(preset, manifest, world),
+        folders.lock_run(preset, world),
         open_mirror(preset.run.mirror, log) as mirror,  # its lease is given back last but one
         log.outcome(progress),  # status.json: how it ended, in the words of explain_errors
         build.explain_errors(argv, world, progress),

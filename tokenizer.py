@@ -1,6 +1,6 @@
 """Text <-> token ids: a byte-level BPE, trained by `tokenizers`, run by `tiktoken`.
 
-Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
+Reads `tokenizer.json` (the Hugging Face format), or makes its text (`spec`). Guarantees:
 - any text encodes, and decodes to the same text, as every byte has a token (after NFC, if asked;
   a lone surrogate becomes U+FFFD);
 - `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster, and
@@ -149,10 +149,6 @@ class Tokenizer:
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
 
-    def save(self, path: str | Path) -> None:
-        """Write tokenizer.json. (machinery.disk.write_text(path, self.spec) survives a kill.)"""
-        Path(path).write_text(self.spec, encoding="utf-8")
-
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.spec.encode("utf-8")).hexdigest()
@@ -177,9 +173,6 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """text -> ids, without BOS."""
         return self.encode_array(text).tolist()
-
-    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """ids -> text; an incomplete character becomes U+FFFD."""

@@ -94,7 +94,7 @@ def describe_data(
 # ------------------------------------------------------------------------------- RUN_DIR
 
 
-def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> AbstractContextManager:
+def lock_run(preset: cfg.Preset, world: World) -> AbstractContextManager:
     """Lock RUN_DIR; returns the lock to close."""
     if not world.is_first:
         return nullcontext()

@@ -117,9 +117,9 @@ def test_schedules():
     assert lr_at(50, 100, "wsd", 0, decay=0.0) == lr_at(9, 10, "cosine", warmup=10) == 1.0
     short = [lr_at(s, 50, "wsd", warmup=40, decay=0.65) for s in range(50)]  # warm after 40 of 50
     assert max(abs(a - b) for a, b in zip(short, short[1:])) < 0.05  # and yet without a jump
-    momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
+    momentum = [momentum_at(s, 4000, 40, 0.65) for s in (0, 200, 400, 1400, 2700, 4000)]
     assert momentum == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.90])
-    assert momentum_at(100, 1000, 10) == momentum_at(100, 100, 10, 0.0) == pytest.approx(0.91)
+    assert momentum_at(100, 1000, 10, 0.65) == momentum_at(100, 100, 10, 0.0) == pytest.approx(0.91)
 
 
 def groups_of_one() -> dict:

@@ -118,10 +118,9 @@ def test_the_default_split_is_that_of_older_folders():
 
 
 @pytest.mark.parametrize("split", sorted(T.SPLITS))
-def test_any_split_gives_the_ids_of_the_library(split, python_text, tmp_path):
+def test_any_split_gives_the_ids_of_the_library(split, python_text):
     texts = [*python_text[:20], *AWKWARD, "नमस्ते दुनिया தமிழ் สวัสดี العَرَبِيَّة " * 500]
-    Tokenizer.train(texts, 1200, split=split).save(tmp_path / "tokenizer.json")
-    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    again = Tokenizer.train(texts, 1200, split=split)
     assert again.split == split
     hf = oracle(again.spec)
     for text in [*texts, *random_texts(500, seed=3)]:
@@ -141,10 +140,9 @@ def test_a_long_text_has_the_ids_of_the_uncut_one(tok, python_text):
         assert tok.decode(tok.encode(text)) == text
 
 
-def test_nfc_is_stored_and_honoured(tmp_path):
+def test_nfc_is_stored_and_honoured():
     texts = ["cafe\u0301 ac\u0327a\u0303o", "Å \u212b A\u030a \u1112\u1161\u11ab"] * 20
-    Tokenizer.train(texts, 300, nfc=True).save(tmp_path / "tokenizer.json")
-    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    again = Tokenizer.train(texts, 300, nfc=True)
     assert again.nfc and not Tokenizer.train(texts, 300).nfc
     hf = oracle(again.spec)
     for text in [*texts, *AWKWARD, *random_texts(1000, seed=2)]:
@@ -154,11 +152,11 @@ def test_nfc_is_stored_and_honoured(tmp_path):
 
 
 def test_training_is_deterministic_and_survives_the_disk(tok, python_text, tmp_path):
-    Tokenizer.train(python_text[:60] + AWKWARD, 1200).save(tmp_path / "t.json")
+    (tmp_path / "t.json").write_text(Tokenizer.train(python_text[:60] + AWKWARD, 1200).spec)
     loaded = Tokenizer.load(tmp_path / "t.json")
     assert loaded.sha256 == tok.sha256 and (loaded.token_bytes == tok.token_bytes).all()
-    assert loaded.encode_batch(["b c"]) == [tok.encode("b c")]
-    assert loaded.encode_array("b c").dtype == np.uint32
+    ids = loaded.encode_array("b c")
+    assert ids.tolist() == tok.encode("b c") and ids.dtype == np.uint32
 
 
 def edited(tok: Tokenizer, change) -> str:
@@ -346,7 +344,7 @@ def test_what_a_file_may_have_the_library_do(tok):
 
 
 def test_a_bug_in_changed_code_is_not_called_a_damaged_file(tok, tmp_path, monkeypatch):
-    tok.save(tmp_path / "t.json")
+    (tmp_path / "t.json").write_text(tok.spec)
     monkeypatch.setattr(T, "byte_symbols", mock.Mock(side_effect=ValueError("x")))
     with pytest.raises(ValueError) as raised:
         Tokenizer.load(tmp_path / "t.json")
