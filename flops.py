@@ -130,8 +130,9 @@ class Meter:
 
     def __post_init__(self):
         self.steps: deque[tuple[int, float, float]] = deque(maxlen=self.window)  # tokens, dt, wait
-        self.pauses: dict[str, list[float]] = defaultdict(list)  # kind -> seconds of each
+        self.pauses = defaultdict(list)  # kind -> seconds of each
         self.n_steps = 0
+        self.steps_s = 0.0  # of all steps
         self.start()
 
     def start(self) -> None:
@@ -145,6 +146,7 @@ class Meter:
         dt_s = self.clock() - self._since - self._paused_s
         self.start()
         self.n_steps += 1
+        self.steps_s += dt_s
         if self.n_steps == 2:
             self.steps.clear()
         self.steps.append((tokens, dt_s, data_wait_s))
@@ -160,12 +162,20 @@ class Meter:
             self.pauses[kind].append(self.clock() - start)
             self._paused_s += self.pauses[kind][-1]
 
+    def seconds(self, began: float) -> dict[str, float]:
+        """Where the time of a process went that began at `began`, by the clock: to the steps, to
+        the pauses, and to the start, which is the rest: data checked, model built, compiled."""
+        parts = {"steps": self.steps_s}
+        for kind in ("eval", "report", "save"):
+            parts[kind] = sum(self.pauses[kind])
+        return {"start": self.clock() - began - sum(parts.values())} | parts
+
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
         """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)` with 12 evaluations and 3 saves
         still to come. A kind of pause that has not happened yet counts as 0 s."""
         left_s = tokens_left / self.summary()["tokens_per_s"]
         for kind, n in pauses_left.items():
-            left_s += n * statistics.mean(self.pauses.get(kind, [0.0]))
+            left_s += n * statistics.mean(self.pauses[kind] or [0.0])
         return left_s
 
     def summary(self) -> dict[str, float | None]:

@@ -189,7 +189,7 @@ def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
 
 def log_step(run: Run, step: Step) -> None:
     """Write a step to metrics.jsonl, and print its line when due; warn or raise if it was bad."""
-    log, progress, every = run.log, run.progress, run.options.log_every
+    log, every = run.log, run.options.log_every
     n = step.step
     step_s = run.meter.step(run.plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
     took = dict(time=time.time(), step_s=step_s)
@@ -197,7 +197,7 @@ def log_step(run: Run, step: Step) -> None:
         skip_or_raise(run, step)
         log.write(
             formats.SkippedLine(
-                step=n, tokens=step.tokens, skipped=progress.skipped, more=step.more, **took
+                step=n, tokens=step.tokens, skipped=run.progress.skipped, more=step.more, **took
             )
         )
         return
@@ -274,18 +274,17 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
     batches = data.val_batches(
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
     )
+    kind = formats.ValidationLine
     with run.meter.paused("eval"):
         loss, bpb, by_source = score_text(
             run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
-    figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
-    kind = formats.ValidationLine
-    if whole:
-        kind = formats.FullValidationLine
-        figures = {f"full_{name}": figure for name, figure in figures.items()}
-        with torch.compiler.set_stance("force_eager"):  # compiled blocks know another shape
-            figures["reads_future"] = reads_future(run.model.eval(), run.log.print)
-        run.model.train()
+        figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
+        if whole:
+            kind = formats.FullValidationLine
+            figures = {f"full_{name}": figure for name, figure in figures.items()}
+            with torch.compiler.set_stance("force_eager"):  # compiled blocks know another shape
+                figures["reads_future"] = reads_future(run.model.eval(), run.log.print)
     run.log.write(kind(step=step, tokens=step * plan.tokens_per_step, val_rows=rows, **figures))
     return bpb, (
         f"validation on {rows:,} of {manifest.rows('val'):,} rows: {loss:.4f} nats/token, "
@@ -296,25 +295,25 @@ def validate(run: Run, rows: int, whole: bool = False) -> tuple[float, str]:
 def evaluate(run: Run) -> None:
     """Score the first `eval_tokens` validation targets; save and keep the best model so far."""
     progress = run.progress
-    step = progress.step
     rows = max(run.options.eval_tokens // run.plan.seq_len, run.plan.world_size)  # one a rank
     bpb, text = validate(run, min(rows, run.manifest.rows("val")))
     is_best = bpb < progress.best_bpb
-    run.log.print(f"step {step:,} | {text}{' (best)' if is_best else ''}")
-    progress.best_bpb = min(progress.best_bpb, bpb)
-    if is_best and step:
-        if progress.saved_step != step:
+    run.log.print(f"step {progress.step:,} | {text}{' (best)' if is_best else ''}")
+    if is_best:
+        progress.best_bpb = bpb
+        if progress.step:
             save(run)
-        run.checkpoints.mark_best(step)  # when its save has ended
+            run.checkpoints.mark_best(progress.step)  # when its save has ended
     if run.report:
-        with run.meter.paused("report"):
-            run.log.print(write_report(run, sample=True))
+        run.log.print(write_report(run, sample=True))
 
 
 def save(run: Run) -> None:
-    """Checkpoint this step; it is written in the background. trainer.json, beside the tensors,
-    says what else a run needs to resume, and of which run it is."""
+    """Checkpoint this step, unless that is done; it is written in the background. trainer.json,
+    beside the tensors, says what else a run needs to resume, and of which run it is."""
     progress, plan = run.progress, run.plan
+    if progress.saved_step == progress.step:
+        return
     trainer = Trainer(
         **counters_of(progress),
         eval_tokens=run.options.eval_tokens,
@@ -340,22 +339,25 @@ def finish(run: Run) -> int:
     log = run.log
     step = run.progress.step
     stop = run.progress.stop
-    if run.progress.saved_step != step:
-        save(run)
-    run.checkpoints.join(raises=True)
+    code = stop and 128 + stop
+    save(run)
+    with run.meter.paused("save"):
+        run.checkpoints.join(raises=True)
     if stop:
-        log.status("preempted", step=step, exit_code=128 + stop)
-        write_report(run)
-        run.checkpoints.finish()  # with --mirror, the store gets the last files
-        log.print(
+        state = "preempted"
+        text = (
             f"stopped by {signal.Signals(stop).name} after step {step:,}; the same command resumes"
         )
-        return 128 + stop
-    _, text = validate(run, run.manifest.rows("val"), whole=True)
-    log.status("done", step=step, exit_code=0)
-    log.print(screen.done_text(run, text, write_report(run)))
-    run.checkpoints.finish()
-    return 0
+    else:
+        state = "done"
+        _, text = validate(run, run.manifest.rows("val"), whole=True)
+    log.status(state, step=step, exit_code=code)  # the report shows it
+    report = write_report(run)
+    seconds = run.meter.seconds(run.progress.started_at)
+    log.status(state, step=step, exit_code=code, seconds=seconds)
+    run.checkpoints.finish()  # with --mirror, the store gets the last files
+    log.print(text if stop else screen.done_text(run, text, report, seconds))
+    return code
 
 
 if __name__ == "__main__":

@@ -369,18 +369,17 @@ class Checkpointer:
         """Save the state after `trainer.step` steps: wait for the save in flight, copy the state to
         host memory, write it in the background. A failed write is logged; after the third in a row,
         this raises StorageError."""
-        start = time.perf_counter()
-        step = trainer.step
-        if self.busy:
-            self.join()
-            self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
+        self.join()
         self.join(raises=self.error is not None)
         state = _state(model, optimizers)
         if self.team.size > 1 and len(set(self.writers.on_all(lambda: _checksum(state)))) > 1:
-            self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
+            self.log(
+                f"warning: step {trainer.step}: the ranks' replicas of the weights are not the same"
+            )
         state = self._copy(_own(state, self.team))
-        args = (step, state, json_of(trainer, indent=1), start, time.perf_counter() - start)
-        self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
+        self._thread = threading.Thread(  # outlives a failing main
+            target=self._run, args=(trainer.step, state, json_of(trainer, indent=1))
+        )
         self._thread.start()
 
     @torch.no_grad()
@@ -431,8 +430,9 @@ class Checkpointer:
         if not is_lost_rank(error):
             self.join()
 
-    def _run(self, step, state, trainer_json, start, stall_s) -> None:
+    def _run(self, step, state, trainer_json) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
+        start = time.perf_counter()
         try:
             path = _publish(
                 self.writers, self.root, step, state, trainer_json, self._for_good(step)
@@ -451,9 +451,7 @@ class Checkpointer:
             return
         self._error = None
         self._failures = 0
-        self.log(
-            f"saved {path} in {time.perf_counter() - start:.2f} s, training paused {stall_s:.2f} s"
-        )
+        self.log(f"saved {path} in {time.perf_counter() - start:.2f} s")
         self.team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
 
     def _tidy(self, path: Path) -> None:

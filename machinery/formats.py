@@ -630,3 +630,6 @@ class Status:
     """That it began after; while it is running."""
     process: Whole | None = None
     """Its number; while it is running."""
+    seconds: dict[str, Number] | None = None
+    """Where the time of this process went, once it has ended: its steps, the pauses between them
+    (eval, report, save), and start, which is the rest: data checked, model built, step compiled."""

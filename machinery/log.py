@@ -159,14 +159,15 @@ def write_report(run, sample: bool = False) -> str:
     instruments/pages/report.py; None on the other ranks, or as session.find_report has said."""
     if run.report is None:
         return "report      none"
-    try:
-        if sample:
-            # cuDNN would plan each length anew
-            with sdpa_kernel(SDPBackend.MATH):
-                return run.report.update(run, run.progress.step)
-        return f"report      {run.report.write(run.log.run_dir)}"
-    except Exception as error:
-        return f"report      none: {reason_of(error)}"
+    with run.meter.paused("report"):
+        try:
+            if sample:
+                # cuDNN would plan each length anew
+                with sdpa_kernel(SDPBackend.MATH):
+                    return run.report.update(run, run.progress.step)
+            return f"report      {run.report.write(run.log.run_dir)}"
+        except Exception as error:
+            return f"report      none: {reason_of(error)}"
 
 
 def start_of(argv: list[str], run) -> Start:

@@ -3,7 +3,6 @@ lines, numbers in few characters. Next: train.py."""
 
 import math
 import shlex
-import time
 
 
 def time_left_s(run, step: int) -> float:
@@ -15,19 +14,19 @@ def time_left_s(run, step: int) -> float:
     )
 
 
-def done_text(run, validation: str, report: str) -> str:
-    """The last lines of a run: its time, where its files are, the next command."""
-    log = run.log
-    progress = run.progress
-    step = progress.step
-    since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
+def done_text(run, validation: str, report: str, seconds: dict) -> str:
+    """The last lines of a run: its time, and where that went (Meter.seconds); where its files are,
+    the next command."""
+    plan = run.plan
+    parts = ", ".join(f"{name} {duration(part)}" for name, part in seconds.items())
+    since = f" since step {run.progress.resumed_at:,}" if run.progress.resumed_at else ""
     return (
-        f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
-        f"{duration(time.monotonic() - progress.started_at)}{since}; {validation}\n"
-        f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
-        f"metrics     {log.file}\n{report}\n"
+        f"done: {plan.steps:,} steps, {plan.steps * plan.tokens_per_step:,} tokens, "
+        f"{duration(sum(seconds.values()))} ({parts}){since}; {validation}\n"
+        f"checkpoint  {run.log.run_dir / 'checkpoints' / f'step_{plan.steps:08d}'}\n"
+        f"metrics     {run.log.file}\n{report}\n"
         f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
-        f"--run_dir {shlex.quote(str(log.run_dir))}"
+        f"--run_dir {shlex.quote(str(run.log.run_dir))}"
     )
 
 

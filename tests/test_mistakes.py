@@ -58,8 +58,10 @@ def assert_traceback(text: str, file, wrong: str, says: str) -> None:
 
 def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path):
     """On all ranks: none waits for another."""
-    line = "if is_best and step:"
-    spoil = [edited(tmp_path / "mine", "train.py", line, "if [best for best in [1]][step]:")]
+    line = "if is_best:"
+    spoil = [
+        edited(tmp_path / "mine", "train.py", line, "if [best for best in [1]][progress.step]:")
+    ]
     run_dir = tmp_path / "run"
     text = start(small_data, run_dir, "--eval_every", 3, world=2, spoil=spoil).end(1)
     assert_traceback(text, tmp_path / "mine" / "train.py", "", "IndexError: list index")
