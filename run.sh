@@ -100,9 +100,23 @@ make_venv() {
   }
 }
 
+# add NAME SECONDS: to the line `time` at the end, whose last part is what remains
+spent= known=0
+add() {
+  if [ "$2" -gt 0 ]; then
+    spent+="$1 $2 s, "
+    known=$((known + $2))
+  fi
+}
+
+# about WHAT HOW_LONG: said before a wait; for how long is known of tiny alone
+about() {
+  if [[ $first == tiny* ]]; then echo "$1, about $2 ..."; else echo "$1 ..."; fi
+}
+
 # install FILE: its packages into .venv, unless they are there
 install() {
-  local wanted cudnn= quiet=--quiet
+  local wanted cudnn= quiet=--quiet begun=$SECONDS
   wanted=$(sed "s/^torch==2.13.0/$torch/" "$1")
   if [[ $wanted == *torch==2.10.0* ]]; then  # which pins an older one, whose attention it avoids
     cudnn=nvidia-cudnn-cu12==9.15.1.9
@@ -110,9 +124,10 @@ install() {
   if has "$wanted"$'\n'"$cudnn"; then return; fi
   make_venv
   if [ -t 1 ]; then quiet=; fi  # a terminal shows pip's progress bars
-  echo "installing $1 into .venv (PyTorch takes some GB)"
+  echo "installing $1 into .venv, a minute or more (PyTorch takes some GB) ..."
   .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
   if [ "$cudnn" ]; then .venv/bin/python -m pip install --quiet --no-deps -r <(echo "$cudnn"); fi
+  add install $((SECONDS - begun))
 }
 install requirements.txt
 # Has the folder been moved or copied, what pip wrote into .venv/bin names the old one.
@@ -152,22 +167,44 @@ shift $(($# > 0))
 if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then exec python train.py "$preset" --help; fi
 if [[ "$*" =~ (s3|gs):// ]]; then install requirements-store.txt; fi  # docs/store.md
 if [[ ! " $*" =~ " --data"[-_]"dir"[=\ ] ]]; then
+  manifest=data/$preset/manifest.json
+  if [ ! -f "$manifest" ]; then about "preparing the text" "ten seconds"; fi
+  before=$(cksum "$manifest" 2> /dev/null) || true
+  begun=$SECONDS
   python prepare_data.py "$preset"
+  if [ "$before" != "$(cksum "$manifest" 2> /dev/null)" ]; then add prepare $((SECONDS - begun)); fi
 fi
+before=$(cksum "$run/status.json" 2> /dev/null) || true
 python train.py "$preset" "$@"
 if ! grep -qs '"state": "done"' "$run/status.json"; then exit; fi  # with --profile, nothing is trained
+validate=0
+if [ "$before" != "$(cksum "$run/status.json")" ]; then
+  read -r start steps validate < <(python -c '
+import json, sys
+seconds = json.load(open(sys.argv[1]))["seconds"]
+print(*(round(seconds[name]) for name in ("start", "steps", "eval")))
+' "$run/status.json")
+  add start "$start"
+  add steps "$steps"
+fi
 if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # trained since it was scored
+  about "scoring all of the held-out text" "half a minute"
+  begun=$SECONDS
   # data behind a URL, copied elsewhere by --stage: the error says how to score it by hand
   python eval.py loss "$preset" || [[ " $*" == *" --stage"* ]]
+  validate=$((validate + SECONDS - begun))
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 fi
+add validate "$validate"
 if [[ ! $run/page.html -nt $run/status.json ]]; then
+  about "writing the page that holds the model" "ten seconds"
   python export.py "$preset" --page || true  # it says why not: gpt.js lacks a part of your model.py
 fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"
 echo "metrics      $run/metrics.jsonl"
 echo "report       $run/report.html"
 if [[ $run/page.html -nt $run/status.json ]]; then echo "page         $run/page.html"; fi
+if [ "$spent" ]; then echo "time         ${spent}samples and page $((SECONDS - known)) s"; fi
 case $first in
   tiny) echo "next         bash run.sh tiny-chat; or .venv/bin/python eval.py look; or bash run.sh lesson 1" ;;
   tiny-chat) echo "next         open runs/tiny-chat/page.html in a browser" ;;

@@ -168,7 +168,7 @@ def compile_step(
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
     if plan.compile:
-        log.print("compiling the step ...")
+        log.print("compiling the step, which takes about a minute on a CPU ...")
     while True:
         step_model, problem = try_step(model, plan, validate=on_gpu)
         model.train().zero_grad(set_to_none=True)
