@@ -408,7 +408,7 @@ PRESETS = {
             lr=1e-3, matrix_lr=0.01, embedding_lr=0.05, head_lr=0.004, rates_at=2048,
             weight_decay=0.0, warmup=10, decay=0.8,
         ),
-        RunConfig(log_every=25, eval_every=100, eval_tokens=40_960, save_minutes=1.0),
+        RunConfig(log_every=25, eval_tokens=40_960, save_minutes=1.0),
         prompts=("def", "class", "import"),
     ),
     **{f"d{depth}": preset_of_depth(depth) for depth in (12, 20, 24)},
