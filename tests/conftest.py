@@ -271,6 +271,12 @@ def own_data(small_data, tmp_path) -> Path:
 
 
 @pytest.fixture
+def run_dir(tmp_path) -> Path:
+    """Where a test trains."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
 def own_run(trained_run, tmp_path) -> Path:
     """A copy of the trained run, in tmp_path."""
     return shutil.copytree(trained_run, tmp_path / "run")

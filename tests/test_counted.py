@@ -79,11 +79,10 @@ RANKS += [pytest.param(*how, marks=pytest.mark.slow) for how in MORE]
 
 
 @pytest.mark.parametrize("world, rows, parallel", RANKS)
-def test_any_ranks_take_the_same_steps(world, rows, parallel, alone, small_data, tmp_path):
+def test_any_ranks_take_the_same_steps(world, rows, parallel, alone, small_data, run_dir, tmp_path):
     """With clipping: losses, validations and norms, on the same rows, each read once; and weights.
     The data is copied by the first rank, while the others wait."""
     args = ("--parallel", parallel, "--stage", tmp_path / "disk")
-    run_dir = tmp_path / "run"
     args = (*CALM, *args, *["--micro_batch", rows] * (world == 1))  # of several ranks: its default
     text = start(small_data, run_dir, *args, world=world, spoil=[("note_rows",)]).end(0)
     fill = -ROWS % (world * rows)
@@ -103,10 +102,10 @@ def test_any_ranks_take_the_same_steps(world, rows, parallel, alone, small_data,
         assert apart <= 5e-4 * tensor.double().norm(), (name, apart)
 
 
-def test_all_ranks_plan_for_the_one_with_least_memory(small_data, tmp_path):
+def test_all_ranks_plan_for_the_one_with_least_memory(small_data, run_dir, tmp_path):
     """The second of two machines has no room for a whole model: both shard it."""
     poor = [("little_memory", 1, 1_000_000)]
-    text = start(small_data, tmp_path / "run", world=2, spoil=poor).end(0)
+    text = start(small_data, run_dir, world=2, spoil=poor).end(0)
     assert re.search(r"memory +fsdp: state needs 0.00 GB, .* a rank has 0.0 GB", text)
     written = [*(tmp_path / "run/checkpoints/step_00000012").rglob("*.safetensors")]
     assert len(written) == 2  # each rank wrote its part

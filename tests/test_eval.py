@@ -11,8 +11,7 @@ from test_trained import forge
 import eval as evaluate
 import export
 from config import UsageError
-from machinery import trained as models
-from machinery.errors import CheckpointError, DataError
+from machinery.errors import DataError
 
 
 def records(run_dir) -> list[dict]:
@@ -33,24 +32,15 @@ def test_loss_is_what_the_trainer_measured(own_run, capsys):
     assert other["val_bpb"] == pytest.approx(bpb, rel=0.1)
 
 
-def test_a_run_a_checkpoint_and_the_options_name_the_same_model(own_run, capsys, monkeypatch):
+def test_a_run_a_checkpoint_and_the_options_name_the_same_model(own_run, capsys):
+    """Other words: test_trained.py."""
     (path,) = (own_run / "checkpoints").glob("step_00000012")
     args = (*CPU, "--prompt", "def", "--max_new_tokens", 8)
-    monkeypatch.chdir(own_run.parent)
     outs = [
         look(capsys, "sample", *model, *args)
         for model in ([own_run], [path], ["--run_dir", own_run], ["--checkpoint", path])
     ]
     assert len({out.replace(str(own_run), "") for out in outs}) == 1
-    monkeypatch.setattr(models, "PRESETS", {"fox": None})
-    monkeypatch.setattr(models, "find_preset", models.PRESETS.__contains__)
-    (own_run.parent / "runs").mkdir()
-    (own_run.parent / "runs" / "fox").symlink_to(own_run)
-    assert outs[0].replace(str(own_run), "runs/fox") == look(capsys, "sample", "fox", *args)
-    with pytest.raises(UsageError, match=r"'fix' .*\bfox\b"):
-        evaluate.main(["sample", "fix"])
-    with pytest.raises(UsageError, match="step_00000013"):
-        evaluate.main(["sample", str(path.with_name("step_00000013"))])
 
 
 @pytest.fixture
@@ -61,7 +51,6 @@ def exam(tmp_path):
 
 def test_a_record_goes_to_the_run_of_the_checkpoint(own_run, capsys, tmp_path, monkeypatch, exam):
     (path,) = (own_run / "checkpoints").glob("step_00000012")
-    assert models.run_of(tmp_path / "mirror" / own_run.name / path.name).name == own_run.name
     monkeypatch.chdir(path.parent)
     look(capsys, "loss", path.name, *CPU, "--rows", 8)
     look(capsys, "choice", path, "--device", "cpu", "--task", exam)
@@ -133,9 +122,3 @@ def test_a_tokenizer_that_has_changed_is_not_used(own_run, own_data, exam):
     for name, *more in (["loss"], ["sample", "--prompt", "a"], asked):
         with pytest.raises(DataError, match="tokenizer.json"):
             evaluate.main([name, str(own_run), "--data_dir", str(own_data), *more])
-
-
-def test_a_checkpoint_of_another_model_py_is_named(own_run):
-    newest = forge(own_run, lambda tree: tree["model"].update(window=8))
-    with pytest.raises(CheckpointError, match=r"\bwindow\b"):
-        evaluate.main(["loss", str(newest)])

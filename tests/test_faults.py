@@ -84,10 +84,9 @@ def resumed_at(text: str) -> int:
 
 
 # ------------------------------------------------------------------------- killed at any moment
-def test_killed_at_random_steps_it_replays_the_same_bits(whole, small_data, tmp_path):
+def test_killed_at_random_steps_it_replays_the_same_bits(whole, small_data, run_dir):
     expected = losses(whole(2))
     draw = random.Random(2)
-    run_dir = tmp_path / "run"
     seen = 0
     args = (*LONG, "--save_every", 3)
     for saved in (0, 1):  # before there is a checkpoint, perhaps, and after
@@ -109,9 +108,8 @@ def validations(run_dir) -> list[tuple]:
     return [(r["step"], name, r[name]) for r in metrics(run_dir) for name in names if name in r]
 
 
-def test_a_kill_between_the_last_save_and_its_validation_loses_neither(small_data, tmp_path):
+def test_a_kill_between_a_save_and_its_validation_loses_neither(small_data, run_dir, tmp_path):
     """The checkpoint of the last step is there, but not the validation, nor the report."""
-    run_dir = tmp_path / "run"
     plain = tmp_path / "plain"
     args = [*LONG, "--eval_every", 8, "--save_every", 8]
     start(small_data, plain, *args).end(0)
@@ -131,11 +129,10 @@ def test_a_kill_between_the_last_save_and_its_validation_loses_neither(small_dat
 DROPOUT = ("dropout", 0.1)
 
 
-def test_dropout_resumes_to_the_same_bits(whole, small_data, tmp_path):
+def test_dropout_resumes_to_the_same_bits(whole, small_data, run_dir, tmp_path):
     """Although no random state is saved: the seed of each micro-batch follows from its position."""
     start(small_data, tmp_path / "plain", *LONG, spoil=[DROPOUT]).end(0)
     assert losses(tmp_path / "plain") != losses(whole())
-    run_dir = tmp_path / "run"
     spoil = [DROPOUT, ("signal_at", 9, signal.SIGTERM)]
     start(small_data, run_dir, *LONG, spoil=spoil).end(143)
     # the peak is measured this time, which draws numbers between loading and training
@@ -153,9 +150,8 @@ def test_dropout_is_the_same_on_one_rank_and_on_two(small_data, tmp_path):
 
 
 # ------------------------------------------------------------------ another number of ranks
-def test_resumed_on_another_number_of_ranks(whole, small_data, tmp_path):
+def test_resumed_on_another_number_of_ranks(whole, small_data, run_dir):
     """The same rows at each step, and the same losses but for the order of sums."""
-    run_dir = tmp_path / "run"
     rows = {}
     stops = [9, 16, None]
     for k, (world, parallel) in enumerate([(2, "fsdp"), (1, "ddp"), (3, "ddp")]):
@@ -172,16 +168,15 @@ def test_resumed_on_another_number_of_ranks(whole, small_data, tmp_path):
     assert_close(run_dir, whole(1, *CALM))
 
 
-def test_weights_of_a_run_begin_a_sharded_one(trained_run, small_data, tmp_path):
+def test_weights_of_a_run_begin_a_sharded_one(trained_run, small_data, run_dir):
     begun = ["--parallel", "fsdp", "--steps", 1, "--init_from", trained_run]
-    start(small_data, tmp_path / "run", *begun, world=2).end(0)
-    before, after = (logged(run_dir, "val_bpb") for run_dir in (trained_run, tmp_path / "run"))
+    start(small_data, run_dir, *begun, world=2).end(0)
+    before, after = (logged(folder, "val_bpb") for folder in (trained_run, run_dir))
     assert after[0] == pytest.approx(before[-1], rel=1e-6) and before[-1] < before[0]
 
 
 @pytest.mark.slow
-def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, run_dir):
     args = [*CALM, "--save_every", 4]
     nodes = dict(world=1, nodes=2, GLOO_SOCKET_IFNAME="lo")
     spoil = [("slow", 0.05)]
@@ -195,9 +190,8 @@ def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_pa
 
 
 # ------------------------------------------------------------------ damaged checkpoints
-def test_a_damaged_checkpoint_is_not_used_and_no_run_starts_anew(whole, small_data, tmp_path):
+def test_no_damaged_checkpoint_is_used_and_no_run_starts_anew(whole, small_data, run_dir, tmp_path):
     """A flipped byte in the newest one, then in all."""
-    run_dir = tmp_path / "run"
     args = (*LONG, "--save_every", 3)
     start(small_data, run_dir, *args, spoil=[("signal_at", 8, signal.SIGTERM)]).end(143)
     older, newest = sorted((run_dir / "checkpoints").glob("step_*"))
@@ -219,21 +213,20 @@ def test_a_damaged_checkpoint_is_not_used_and_no_run_starts_anew(whole, small_da
 
 # ------------------------------------------------------------------ writing fails
 @pytest.mark.parametrize("rank", [0, 1])
-def test_saves_by_the_clock(rank, whole, small_data, tmp_path):
+def test_saves_by_the_clock(rank, whole, small_data, run_dir):
     """Of the first rank, by which a step takes 3 minutes; the other one's does not matter."""
     spoil = [("wait_for_saves",), ("minutes_pass", 3, rank)]
     args = (*LONG, "--save_minutes", 10, "--log_every", 1000)
-    text = start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(0)
+    text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(0)
     *by_clock, last = map(int, re.findall(r"^saved .*step_(\d+) in", text, re.M))
     assert last == STEPS and bool(by_clock) == (rank == 0)
     for a, b in zip([0, *by_clock], by_clock):
         assert 4 <= b - a <= 6  # over 10 minutes, and until the ranks agree
-    assert losses(tmp_path / "run") == losses(whole(2))
+    assert losses(run_dir) == losses(whole(2))
     assert rank or len(re.findall(r"^step \d+/", text, re.M)) == STEPS  # a line in 15 s
 
 
-def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_data, run_dir):
     args = [*LONG, "--save_every", 2]
     # on the second rank
     spoil = [("wait_for_saves",), ("failing_saves", 6, 9, 1), ("failing_saves", 14, STEPS, 1)]
@@ -248,26 +241,24 @@ def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_dat
     assert_same_run(run_dir, whole(2))
 
 
-def test_a_disk_that_is_full_for_metrics_costs_their_lines_alone(whole, small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_a_disk_that_is_full_for_metrics_costs_their_lines_alone(whole, small_data, run_dir):
     start(small_data, run_dir, *LONG, spoil=[("full_disk_for_metrics", 5, 9)]).end(0)
     expected = losses(whole())
     assert losses(run_dir) == {s: expected[s] for s in expected if not 5 <= s <= 9}
     assert_same_state(run_dir, whole())
 
 
-def test_the_final_save_may_not_fail(small_data, tmp_path):
-    text = start(small_data, tmp_path / "run", spoil=[("failing_saves", 12, 12)]).end(6)
-    assert "done:" not in text and status(tmp_path / "run")["state"] == "failed"
+def test_the_final_save_may_not_fail(small_data, run_dir):
+    text = start(small_data, run_dir, spoil=[("failing_saves", 12, 12)]).end(6)
+    assert "done:" not in text and status(run_dir)["state"] == "failed"
 
 
 # ------------------------------------------------------------------ signals
 @pytest.mark.parametrize(
     "signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_saves_and_says_so(signum, code, small_data, tmp_path):
+def test_a_signal_saves_and_says_so(signum, code, small_data, run_dir):
     """test_train.py resumes after one."""
-    run_dir = tmp_path / "run"
     start(small_data, run_dir, spoil=[("signal_at", 5, signum)]).end(code)
     found = status(run_dir)
     step = found["step"]
@@ -275,28 +266,27 @@ def test_a_signal_saves_and_says_so(signum, code, small_data, tmp_path):
     assert checkpoints(run_dir)[-1] == step == len(losses(run_dir))
 
 
-def test_nohup_means_that_a_terminal_may_close(small_data, tmp_path):
+def test_nohup_means_that_a_terminal_may_close(small_data, run_dir):
     spoil = [("ignore", signal.SIGHUP), ("signal_at", 3, signal.SIGHUP)]
-    start(small_data, tmp_path / "run", spoil=spoil).end(0)
+    start(small_data, run_dir, spoil=spoil).end(0)
 
 
-def test_ctrl_c_without_patience(small_data, tmp_path):
+def test_ctrl_c_without_patience(small_data, run_dir):
     """Three of them at once: no checkpoint of that step, but the status is true."""
     spoil = [("signal_at", 5, signal.SIGINT)] * 3
-    said = start(small_data, tmp_path / "run", spoil=spoil).end(130)
+    said = start(small_data, run_dir, spoil=spoil).end(130)
     assert "Traceback" not in said
-    found = status(tmp_path / "run")
+    found = status(run_dir)
     assert (found["state"], found["step"], found["exit_code"]) == ("preempted", 5, 130)
-    start(small_data, tmp_path / "run").end(0)
+    start(small_data, run_dir).end(0)
 
 
-def test_a_run_whose_output_nobody_reads_ends_as_any_other(small_data, tmp_path):
-    start(small_data, tmp_path / "run", spoil=[("unread",)]).end(0)
-    assert status(tmp_path / "run")["state"] == "done" and len(losses(tmp_path / "run")) == 12
+def test_a_run_whose_output_nobody_reads_ends_as_any_other(small_data, run_dir):
+    start(small_data, run_dir, spoil=[("unread",)]).end(0)
+    assert status(run_dir)["state"] == "done" and len(losses(run_dir)) == 12
 
 
-def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data, run_dir):
     run = launch(small_data, run_dir, *LONG, spoil=[("hold", 6)])
     run.until_step(6)
     run.processes[0].send_signal(signal.SIGTERM)
@@ -315,9 +305,8 @@ def weights_after(text: str, rank: int) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("parallel, what", [("ddp", "loss"), ("fsdp", "gradients")])
-def test_nan_on_one_rank_changes_no_weights(parallel, what, whole, small_data, tmp_path):
+def test_nan_on_one_rank_changes_no_weights(parallel, what, whole, small_data, run_dir):
     """Of the loss, or of the gradients of a loss that is a number; and it stops all."""
-    run_dir = tmp_path / "run"
     args = [*LONG, "--save_every", 3, "--parallel", parallel]
     spoil = [("poison", [7], 1, what), ("note_weights",)]
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
@@ -331,8 +320,7 @@ def test_nan_on_one_rank_changes_no_weights(parallel, what, whole, small_data, t
     assert losses(run_dir) == losses(whole(2, *args))
 
 
-def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, run_dir):
     args = ["--skip_nonfinite", 2, "--save_every", 4]
     spoil = [("poison", [3, 6, 9], 1), ("note_weights",)]
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
@@ -354,12 +342,11 @@ def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_
 
 
 @pytest.mark.slow
-def test_soak(small_data, tmp_path):
+def test_soak(small_data, run_dir, tmp_path):
     """30 kills: at a random moment, in a step, in a save, or while it starts; each time a run on a
     number of ranks that is drawn as well. It has the losses of one that nobody disturbed."""
     steps = 120
     draw = random.Random(0)
-    run_dir = tmp_path / "run"
     args = ("--steps", steps, "--lr_scale", 0.1, "--save_every", 2, "--eval_every", 25)
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
     expected = losses(tmp_path / "plain" / "run")

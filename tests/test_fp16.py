@@ -94,8 +94,7 @@ def whole(small_data, trained_run, tmp_path_factory):
     return run_dir
 
 
-def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data, run_dir):
     for step in (4, 8):  # resumed at 3, after three good steps, and at 6
         spoil = [*spoiled(0), ("signal_at", step, signal.SIGKILL)]
         start(small_data, run_dir, *FP16, spoil=spoil).end(-signal.SIGKILL)
@@ -105,19 +104,19 @@ def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data
 
 
 @pytest.mark.parametrize("world, parallel", [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")])
-def test_all_ranks_skip(world, parallel, whole, small_data, tmp_path):
+def test_all_ranks_skip(world, parallel, whole, small_data, run_dir):
     args = [*FP16, "--parallel", parallel]
-    start(small_data, tmp_path / "run", *args, world=world, spoil=spoiled(1)).end(0)
-    assert logged(tmp_path / "run", "scale") == logged(whole, "scale")
-    for one, several in zip(metrics(whole), metrics(tmp_path / "run"), strict=True):
+    start(small_data, run_dir, *args, world=world, spoil=spoiled(1)).end(0)
+    assert logged(run_dir, "scale") == logged(whole, "scale")
+    for one, several in zip(metrics(whole), metrics(run_dir), strict=True):
         assert one.get("loss", 0) == pytest.approx(several.get("loss", 0), abs=2e-3)
 
 
 @pytest.mark.parametrize("what, step", [("gradients", 17), ("loss", 1)])
-def test_an_overflow_at_scale_1_or_a_loss_of_nan_stops(what, step, small_data, tmp_path):
+def test_an_overflow_at_scale_1_or_a_loss_of_nan_stops(what, step, small_data, run_dir):
     spoil = [("poison", [*range(1, 21)], 0, what)]
-    start(small_data, tmp_path / "run", *FP16, "--steps", 20, spoil=spoil).end(5)
-    assert len(metrics(tmp_path / "run", "skipped")) == step - 1
+    start(small_data, run_dir, *FP16, "--steps", 20, spoil=spoil).end(5)
+    assert len(metrics(run_dir, "skipped")) == step - 1
 
 
 def test_a_run_in_fp16_is_scored_and_sampled_in_any_dtype(whole, capsys):

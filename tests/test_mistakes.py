@@ -4,6 +4,7 @@ The former are real processes, which run a copy of the project with a line repla
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -38,11 +39,11 @@ SLOW = pytest.param("too few values", "--compile", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name, how", [*((name, "--no_compile") for name in WRONG), SLOW])
-def test_a_students_mistake_is_shown_with_its_line(name, how, small_data, tmp_path):
+def test_a_students_mistake_is_shown_with_its_line(name, how, small_data, run_dir, tmp_path):
     """Compiled as well: it is no fault of the compiler, so nothing runs eager instead."""
     file, line, wrong, says = WRONG[name]
     spoil = [edited(tmp_path / "mine", file, line, wrong)]
-    text = start(small_data, tmp_path / "run", how, spoil=spoil).end(1)
+    text = start(small_data, run_dir, how, spoil=spoil).end(1)
     assert "runs eager" not in text
     assert_traceback(text, tmp_path / "mine" / file, wrong, says)
 
@@ -56,13 +57,12 @@ def assert_traceback(text: str, file, wrong: str, says: str) -> None:
     assert "\nerror: " not in text
 
 
-def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path):
+def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, run_dir, tmp_path):
     """On all ranks: none waits for another."""
     line = "if is_best:"
     spoil = [
         edited(tmp_path / "mine", "train.py", line, "if [best for best in [1]][progress.step]:")
     ]
-    run_dir = tmp_path / "run"
     text = start(small_data, run_dir, "--eval_every", 3, world=2, spoil=spoil).end(1)
     assert_traceback(text, tmp_path / "mine" / "train.py", "", "IndexError: list index")
     assert text.count("IndexError") == 2
@@ -119,6 +119,7 @@ train.py tiny
     --run_dir s3://K:hunter2@b/x?k=hunter2 => --run_dir
     --stage s3://K:hunter2@b/x => --stage
     --init_from s3://K:hunter2@b/x => --init_from
+    --data_dir {data} --peak_tflops 1 --run_dir {files}/latin.txt/run => latin.txt/run
 
 train.py d13x
     => 'd13x' | d12 | tiny
@@ -131,12 +132,32 @@ prepare_data.py tiny
     --source wikipedia => wikipedia | stdlib
     --source files:{data} => files:/ | .txt
     --source stdlib#body => a source is a path | 'stdlib#body'
+    --source files: => a source is a path | 'files:'
+    --source http://x => a source is a path | http://x
+    --source std => a source is a path | 'std'
+    --source x:60=stdlib => a source is a path | 'x:60=stdlib'
+    --source files:{files}/C# => /C#
+    --source files:{files}/pipe => /pipe
+    --source {texts} x=files:{files}/empty.jsonl#body => empty.jsonl | 'body' | which have text
+    --source stdlib stdlib => two sources are named 'stdlib'
+    --source stdlib chats:stdlib --mixture stdlib=1 => each source (stdlib, chats) a share above 0
+    --source stdlib chats:stdlib --mixture stdlib=1 chats=0 => a share above 0
+    --source hf:a/b => hf:a/b | --tokens 2B
+    --source hf:a/b --tokens 1M --dedup exact => hf:a/b twice
+    --source {texts} --tokenizer {files} => /tokenizer.json
+    --source {texts} --tokenizer {data} --digits 1 => add --digits 2
+    --source {texts} --tokenizer {data} --keep_marks => add --digits 2 --no_keep
+    --source {texts} --tokenizer {data} --nfc => add --no_nfc
     --encoding utf-16 => --encoding utf-16 is none
     --encoding klingon => --encoding klingon is none
     --encoding rot13 => --encoding rot13 is none
     --encoding undefined => --encoding undefined is none
     --data_dir s3://K:hunter2@b/x => --data_dir
     --tokenizer s3://K:hunter2@b/x => --tokenizer
+
+prepare_data.py show tiny
+    --data_dir {data} --row 100000 => --row 100000:
+    --data_dir {data} --find x => --find | is grep
 
 prepare_data.py verify tiny
     --data_dir nowhere => nowhere
@@ -153,6 +174,9 @@ eval.py compare no_run x
 
 eval.py sample tiny
     --run_dir {run} --prompt {long} => 241 tokens | fewer than 64
+
+eval.py sample
+    {run}/checkpoints/step_00000013 => step_00000013
 
 eval.py lose tiny
     => 'lose' | loss
@@ -199,12 +223,17 @@ def told(small_data, own_run, tmp_path, monkeypatch, capfd):
     """A function: "train.py tiny", its wrong words -> the exit code and the sentence."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin.txt").write_bytes(b"\xfaltimo")
     (tmp_path / "empty.jsonl").write_text('{"text": 1}')
     monkeypatch.setattr("hf.parity.need_transformers", lambda: None)  # it would be the mistake
     same = f"{' '.join(SMALL)} --data_dir {small_data} --run_dir {own_run}"
     places = dict(data=small_data, run=own_run, same=same, long="word" * 80)
-    places |= dict(files=tmp_path, short="--prompt_tokens 8 --max_new_tokens 8")
+    places |= dict(
+        files=tmp_path,
+        texts=small_data.parent / "texts",
+        short="--prompt_tokens 8 --max_new_tokens 8",
+    )
 
     def tell(command: str, words: str) -> tuple[int, str]:
         program, *first = command.split()

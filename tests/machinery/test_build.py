@@ -23,19 +23,18 @@ def no_compiler(*args, **kwargs):
 
 
 @pytest.mark.parametrize("where", ["at once", "when called"])
-def test_no_compiler_means_eager(where, trained_run, small_data, tmp_path, monkeypatch, capsys):
+def test_no_compiler_means_eager(where, trained_run, small_data, run_dir, monkeypatch, capsys):
     found = no_compiler if where == "at once" else lambda model, **how: no_compiler
     monkeypatch.setattr(torch, "compile", found)
-    assert train_here(small_data, tmp_path / "run", "--compile") == 0
+    assert train_here(small_data, run_dir, "--compile") == 0
     assert "no C++ compiler found" in capsys.readouterr().out
-    assert losses(tmp_path / "run") == losses(trained_run)
+    assert losses(run_dir) == losses(trained_run)
 
 
 # ------------------------------------------------------------------------ too little memory
 @pytest.mark.parametrize("world", [1, 2])
-def test_the_micro_batch_is_halved_until_it_fits(world, trained_run, small_data, tmp_path):
+def test_the_micro_batch_is_halved_until_it_fits(world, trained_run, small_data, run_dir):
     """8 rows per step: 8 and 4 at a time are too many for one rank, 4 for one of two."""
-    run_dir = tmp_path / "run"
     spoil = [("memory_for", 3, 0, world - 1)]
     text = start(small_data, run_dir, "--save_every", 4, world=world, spoil=spoil).end(0)
     halved = [int(n) for n in re.findall("micro-batch reduced to (\\d+)", text)]
@@ -52,13 +51,12 @@ def test_the_micro_batch_is_halved_until_it_fits(world, trained_run, small_data,
 
 
 @pytest.mark.parametrize("asked, rows", [((), 0), (("--micro_batch", 4), 3)])
-def test_where_nothing_is_left_to_halve_the_options_are_named(asked, rows, small_data, tmp_path):
-    text = start(small_data, tmp_path / "run", *asked, spoil=[("memory_for", rows)]).end(2)
+def test_where_nothing_is_left_to_halve_the_options_are_named(asked, rows, small_data, run_dir):
+    text = start(small_data, run_dir, *asked, spoil=[("memory_for", rows)]).end(2)
     assert "--recompute" in text and "Traceback" not in text
 
 
-def test_out_of_memory_later_names_the_command_that_resumes(trained_run, small_data, tmp_path):
-    run_dir = tmp_path / "run"
+def test_out_of_memory_later_names_the_command_that_resumes(trained_run, small_data, run_dir):
     spoil = [("memory_for", 4, 6)]
     text = start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(2)
     command = re.search("error: step 6: .*: train.py (tiny .*)", text)[1].split()

@@ -96,7 +96,7 @@ def test_half_a_rank_is_ignored_with_a_sentence(words, monkeypatch, capsys):
 # ---------------------------------------------------------------------------- how it ends
 def test_exit_codes():
     for names, path, code in (
-        ("EACCES ELOOP EISDIR ENAMETOOLONG", "a", 2),
+        ("EACCES ELOOP EISDIR ENOTDIR ENAMETOOLONG", "a", 2),
         ("ENOSPC EIO EMFILE", None, 6),
         ("EPERM EPIPE", None, 1),  # of os.kill, of a socket
         ("ENOENT", "a", 1),

@@ -35,13 +35,6 @@ def test_a_name_leads_out_of_no_folder(name, tmp_path):
         disk.inside(tmp_path, name)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff{}", b"[" * 100_000])
-def test_json_that_is_no_object_is_named(content, tmp_path):
-    (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(str(tmp_path / "x"))):
-        disk.read_json(tmp_path / "x")
-
-
 def test_a_name_leads_through_no_link(mine, tmp_path):
     folder = tmp_path / "theirs"
     (folder / "real" / "b").mkdir(parents=True)

@@ -30,18 +30,18 @@ START = Start(time=1.0, command="train.py", device="cpu", world_size=1, data_dir
 
 
 @pytest.mark.parametrize("fault", WANDB)
-def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
+def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, run_dir, tmp_path):
     (tmp_path / "wandb.py").write_text(FAKE + WANDB[fault])
     env = {"PYTHONPATH": str(tmp_path)}
     options = ("--wandb", "--eval_every", 4)
-    text = start(small_data, tmp_path / "run", *options, env=env).end(0)
+    text = start(small_data, run_dir, *options, env=env).end(0)
     assert text.count("wandb is off") == 1
-    assert losses(tmp_path / "run") == losses(trained_run)
-    one, two = ([r["step"] for r in metrics(run)] for run in (trained_run, tmp_path / "run"))
+    assert losses(run_dir) == losses(trained_run)
+    one, two = ([r["step"] for r in metrics(run)] for run in (trained_run, run_dir))
     assert one == two
 
 
-def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
+def test_wandb_gets_every_record(trained_run, small_data, run_dir, tmp_path):
     (tmp_path / "wandb.py").write_text(
         f"{FAKE}class R:\n"
         " def log(self, r, step): open(self.path, 'a').write(f'{step}\\n')\n"
@@ -49,8 +49,8 @@ def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
         "def init(**k):\n r = R(); r.path = k['dir'] / 'seen'; return r\n"
     )
     env = {"PYTHONPATH": str(tmp_path)}
-    start(small_data, tmp_path / "run", "--wandb", "--eval_every", 4, env=env).end(0)
-    seen = (tmp_path / "run" / "seen").read_text().split()
+    start(small_data, run_dir, "--wandb", "--eval_every", 4, env=env).end(0)
+    seen = (run_dir / "seen").read_text().split()
     assert seen == [str(r["step"]) for r in metrics(trained_run)] + ["end"]
 
 
@@ -75,7 +75,7 @@ def test_wandb_which_keeps_the_command_sees_no_secret(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", ["online", "offline", "disabled", "no key"])
-def test_what_wandb_sends_is_its_own_settings_to_decide(settings, small_data, tmp_path):
+def test_what_wandb_sends_is_its_own_settings_to_decide(settings, small_data, run_dir, tmp_path):
     """The real SDK, and a server of one's own that takes connections and never answers: a run is as
     it would be, a bounded time later."""
     home = tmp_path / "home"
@@ -90,14 +90,14 @@ def test_what_wandb_sends_is_its_own_settings_to_decide(settings, small_data, tm
             (home / ".config/wandb/settings").write_text(f"[default]\nmode = {settings}\n")
         env = dict(HOME=str(home), WANDB_BASE_URL=f"http://{address}")
         spoil = [("wandb_waits", 2.0)]
-        text = start(small_data, tmp_path / "run", "--wandb", spoil=spoil, env=env).end(0)
+        text = start(small_data, run_dir, "--wandb", spoil=spoil, env=env).end(0)
         server.settimeout(0)
         try:
             asked = bool(server.accept())
         except BlockingIOError:
             asked = False
     assert asked == ("wandb is off" in text) == (settings == "online")
-    assert len(losses(tmp_path / "run")) == 12
+    assert len(losses(run_dir)) == 12
 
 
 def test_the_figures_of_a_long_run_are_kept(tmp_path):

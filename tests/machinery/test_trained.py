@@ -127,9 +127,9 @@ def test_a_folder_may_have_a_colon(name, own_run, small_data, tmp_path, monkeypa
     assert loss(own_run, "--data_dir", folder) == 0 and not Path("data").exists()
 
 
-@pytest.mark.parametrize("field, value", [("n_head", 3), ("extras", "ab")])
+@pytest.mark.parametrize("field, value", [("n_head", 3), ("extras", "ab"), ("window", 8)])
 def test_an_architecture_is_one_that_is_computed_here(own_run, field, value):
-    """A field that does not fit another; others: test_formats.py."""
+    """A field that does not fit another, or is of another model.py; others: test_formats.py."""
     forge(own_run, lambda tree: tree["model"].update({field: value}))
     assert field in refused(CheckpointError, lambda: load(own_run))
 

@@ -199,13 +199,13 @@ def tuned(chat_data, base, tmp_path_factory) -> Path:
     return run_dir
 
 
-def test_a_step_is_the_mean_over_the_answers(tuned, base, chat_data, tmp_path, capsys):
+def test_a_step_is_the_mean_over_the_answers(tuned, base, chat_data, run_dir, capsys):
     """Losses, norms and validations; in micro-batches of 3 of 8 rows, one place is filled. The mean
     of the micro-batches' means is another number. --init_from takes a run, or its checkpoint."""
     newest = checkpoint.latest_valid(base / "run" / "checkpoints")
-    here(chat_data, tmp_path / "run", "--init_from", newest, "--micro_batch", 3)
+    here(chat_data, run_dir, "--init_from", newest, "--micro_batch", 3)
     assert f"weights from {newest}" in capsys.readouterr().out
-    assert_same(tuned, tmp_path / "run")
+    assert_same(tuned, run_dir)
     manifest = Manifest.load(chat_data)
     loader = data.RowLoader(manifest, data.order_of(manifest), 8)
     inputs, targets = loader.next_batch()

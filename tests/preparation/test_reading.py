@@ -59,7 +59,7 @@ ROWS = [{"id": i, "text": f"text {i}", "body": f"body {i}", "of": [i]} for i in 
 TABLE = [["text", "body", "n"], *([r["text"], f'"{r["body"]}"', str(r["id"])] for r in ROWS)]
 CSV = "\n".join(",".join(row) for row in TABLE).encode()
 FORMATS = {
-    "a.jsonl": lines(*ROWS),
+    "a.jsonl": codecs.BOM_UTF8 + lines(*ROWS),
     "b.json": codecs.BOM_UTF8 + b"\n " + json.dumps(ROWS).encode(),
     "lines.json": lines(*ROWS).replace(b"\n", b"\r\n"),
     "c4.00000-of-01024.json.gz": gzip.compress(lines(*ROWS)),
@@ -139,13 +139,14 @@ def test_cells_hold_what_they_hold(tmp_path):
 
 
 def test_a_record_is_on_one_side(tmp_path):
-    """However few files there are, and however small they are on the disk."""
+    """With all its copies, however few files there are, and however small they are on the disk."""
     row = "2024-01-01 INFO user logged in from the usual place and went away\n"
     raw = lines(*({"text": f"LOG {i}\n" + row * 40} for i in range(200)))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw * 5))
     said = prepare_tiny(tmp_path / "d", "--source", f"files:{tmp_path}/a.jsonl.gz")
     counts = [int(n) for n in re.findall(r"(?:train|val  ) (\d+) documents", said)]
-    assert sum(counts) == 200 and min(counts) > 10, said
+    assert sum(counts) == 1000 and min(counts) > 50, said
+    assert not any(n % 5 for n in counts), said
 
 
 def test_what_is_no_text_is_named_among_records(tmp_path):
@@ -173,6 +174,7 @@ ODD_RECORDS = r"""
 {"text": {"en": "a"}} => records left out, whose field 'text' holds a dict, not text
 {"n": LONG, "text": "long"} => no note | long
 {"text": LONG} => no note | LONG
+{"text": 0} => no note | 0
 {"n": 1e999999, "m": NaN, "text": "inf"} => no note | inf
 """
 
@@ -324,12 +326,22 @@ def test_text_of_another_encoding_is_refused_unless_it_is_named(encoding, ending
     assert documents_of(f"files:{path}", sources.encoding_of(encoding.upper()))[0] == [text]
 
 
-def test_one_byte_of_another_encoding_is_read(tmp_path):
-    """That it is a note: test_prepare.py."""
+def test_one_byte_of_another_encoding_is_read_and_noted(tmp_path):
+    """As an empty file is."""
+    (tmp_path / "empty.txt").touch()
+    zeros = "ação \0 of them \0\0 in a text é"
     colors = "\x1b[31mred\x1b(B\x1b[m (format t ~{~a~^, ~} ~{(~a)~}) "
-    for text in ("coração " * 9 + "é", "plain English " * 999 + "é", colors + "ééé"):
+    for text in ("coração " * 9 + "é", "plain English " * 999 + "é", colors + "ééé", zeros):
         (tmp_path / "b.txt").write_bytes(text[:-1].encode() + b"\xe9")
-        assert documents_of(f"files:{tmp_path}/b.txt")[0] == [text]
+        documents, notes = documents_of(f"files:{tmp_path}")
+        assert documents == [text] and [*notes.values()] == [1, 1]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """But in code it stays, so that the text of stdlib is what it was."""
+    for name in ("a.txt", "a.py"):
+        (tmp_path / name).write_text(f"{name}\ufeff", "utf-8-sig")
+    assert documents_of(f"files:{tmp_path}")[0] == ["a.txt\ufeff", "\ufeffa.py\ufeff"]
 
 
 def test_one_text_many_times_cannot_be_held_out(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 from data_helpers import prepare_tiny
 
 import prepare_data
-from config import UsageError
 from machinery.errors import DataError
 from machinery.shards import Manifest
 from preparation import sources
@@ -69,14 +68,10 @@ def test_a_text_is_shown_with_its_tokens(folders, capsys):
     assert rows[-1] == f"{'汉'!r:16}{a:5} e6 | {b:5} b1 | {c:5} 89"
 
 
-def test_mistakes_name_the_value(folders, monkeypatch):
-    data = ["show", "--data_dir", str(folders / "data")]
-    for words, said in (["--row", "100000"], "--row 100000: "), (["--find", "x"], "is grep"):
-        with pytest.raises(UsageError, match=said):
-            prepare_data.main([*data, *words])
+def test_a_token_that_is_none_is_named(folders, monkeypatch, capsys):
     monkeypatch.setattr(Manifest, "row", lambda *args: np.array([0, 60_000]))  # a stranger's
     with pytest.raises(DataError, match="60000"):
-        prepare_data.main(data)
+        shown(capsys, folders)
 
 
 def test_conversations_are_shown_with_their_roles(chat_data, capsys):

@@ -452,7 +452,7 @@ def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
     assert s3.env()["AWS_SECRET_ACCESS_KEY"].encode() not in b"".join(contents)
 
 
-def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
+def test_every_rank_waits_for_the_last_upload(small_data, run_dir, s3):  # noqa: F811
     """A launcher kills them all soon after the first has ended."""
     codes = []
 
@@ -463,7 +463,7 @@ def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa
 
     s3.spoil = slow
     options = ("--mirror", s3.url)
-    two = start(small_data, tmp_path / "run", *options, world=2, spoil=[SHORT], env=s3.env())
+    two = start(small_data, run_dir, *options, world=2, spoil=[SHORT], env=s3.env())
     two.end(0)
     assert len(codes) > 1 and all(of_ranks == [None, None] for of_ranks in codes)
     assert Store(s3.url).read("run/lease") is None

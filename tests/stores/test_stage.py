@@ -104,5 +104,5 @@ def test_a_folder_that_was_published_is_read_as_a_url_is(
     look(capsys, "loss", own_run, "--device", "cpu", "--rows", 2, "--data_dir", "far")
 
 
-def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa: F811
-    start(s3.url, tmp_path / "run", world=2, env=s3.env()).end(2)
+def test_an_error_of_the_copy_ends_every_rank(small_data, run_dir, s3):  # noqa: F811
+    start(s3.url, run_dir, world=2, env=s3.env()).end(2)
