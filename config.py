@@ -492,7 +492,7 @@ _FOREIGN = {
     "--lr_scale, or with --optimizer adamw --lr": "learning_rate max_lr",
     "--steps": "max_iters max_steps num_iterations train_iters",
     "--epochs": "num_train_epochs",
-    "--steps, as many as fit: the line of a step says how long one takes": "minutes",
+    "--steps, as many as fit (docs/machines.md counts them)": "minutes",
     "--warmup": "warmup_iters warmup_steps lr_warmup_iters",
     "--schedule": "lr_scheduler_type lr_decay_style decay_lr",
     "--final_lr (a fraction)": "min_lr",

@@ -8,7 +8,7 @@
     look        a page on what the model does inside: where it looks, what each head is worth
     tournament  models write after the same prompts, and a judge compares what they wrote
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
-    plan        memory, hours, dollars and loss of a preset on another machine
+    plan        memory, hours and loss of a run before it runs; the best one for an hour, or $50
 
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
 folder or hf:REPO. `loss`, `choice` and `core` append their figures to eval.jsonl in the folder of

@@ -29,7 +29,6 @@ class Card(NamedTuple):
 
     peak: float  # dense FLOP/s in bf16, or fp16 (the sparse figure that vendors print is twice it)
     memory_gb: int
-    memory_tb_s: float  # bandwidth of that memory, TB/s
 
 
 # From the vendors' datasheets. A key matches a device name that has all its words; the key with the
@@ -37,23 +36,23 @@ class Card(NamedTuple):
 # is Intel's Max 1550 (Ponte Vecchio), for eval.py plan only, as no run uses an xpu; its figure is
 # computed: 512 units x 512 FLOPs x 1.3 GHz, torchtitan's clock (at most 1.6).
 CARDS = {
-    "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 8.0),
-    "B100": Card(1.8e15, 192, 8.0), "H200": Card(989e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
-    "H200 NVL": Card(836e12, 141, 4.8), "H200 PCIE": Card(836e12, 141, 4.8),
-    "H100": Card(989e12, 80, 3.35), "H100 NVL": Card(835e12, 94, 3.9),
-    "H100 PCIE": Card(756e12, 80, 2.0), "H800": Card(989e12, 80, 3.35),
-    "H800 PCIE": Card(756e12, 80, 2.0), "H20": Card(148e12, 96, 4.0),
-    "A100": Card(312e12, 80, 2.0), "A100 40GB": Card(312e12, 40, 1.555),
-    "A800": Card(312e12, 80, 2.0), "A40": Card(149.7e12, 48, 0.696), "A30": Card(165e12, 24, 0.933),
-    "L40S": Card(362e12, 48, 0.864), "L40": Card(181e12, 48, 0.864), "L4": Card(121e12, 24, 0.3),
-    "MI355X": Card(2.5e15, 288, 8.0), "MI325X": Card(1307.4e12, 256, 6.0),
-    "MI300X": Card(1307.4e12, 192, 5.3), "MI300A": Card(980.6e12, 128, 5.3),
-    "MI250X": Card(191.5e12, 64, 1.6), "MI250": Card(181.05e12, 64, 1.6),
-    "MAX 1550": Card(340.8e12, 64, 1.64),
-    "RTX 5090": Card(209.5e12, 32, 1.79), "RTX 4090": Card(165.2e12, 24, 1.01),
-    "RTX 3090": Card(71e12, 24, 0.936), "T4": Card(65e12, 15, 0.32),  # 16 less ECC
-    "V100": Card(125e12, 16, 0.9), "V100 PCIE": Card(112e12, 16, 0.9),
-    "V100 32GB": Card(125e12, 32, 0.9), "V100 PCIE 32GB": Card(112e12, 32, 0.9),
+    "GB200": Card(2.5e15, 186), "B200": Card(2.25e15, 180),
+    "B100": Card(1.8e15, 192), "H200": Card(989e12, 141), "GH200": Card(989e12, 96),
+    "H200 NVL": Card(836e12, 141), "H200 PCIE": Card(836e12, 141),
+    "H100": Card(989e12, 80), "H100 NVL": Card(835e12, 94),
+    "H100 PCIE": Card(756e12, 80), "H800": Card(989e12, 80),
+    "H800 PCIE": Card(756e12, 80), "H20": Card(148e12, 96),
+    "A100": Card(312e12, 80), "A100 40GB": Card(312e12, 40),
+    "A800": Card(312e12, 80), "A40": Card(149.7e12, 48), "A30": Card(165e12, 24),
+    "L40S": Card(362e12, 48), "L40": Card(181e12, 48), "L4": Card(121e12, 24),
+    "MI355X": Card(2.5e15, 288), "MI325X": Card(1307.4e12, 256),
+    "MI300X": Card(1307.4e12, 192), "MI300A": Card(980.6e12, 128),
+    "MI250X": Card(191.5e12, 64), "MI250": Card(181.05e12, 64),
+    "MAX 1550": Card(340.8e12, 64),
+    "RTX 5090": Card(209.5e12, 32), "RTX 4090": Card(165.2e12, 24),
+    "RTX 3090": Card(71e12, 24), "T4": Card(65e12, 15),  # 16 less ECC
+    "V100": Card(125e12, 16), "V100 PCIE": Card(112e12, 16),
+    "V100 32GB": Card(125e12, 32), "V100 PCIE 32GB": Card(112e12, 32),
 }  # fmt: skip
 # A device with one of these words in its name is another card: a slice, a laptop's, ... So is one
 # with a letter on its own, as in "RTX 4090 D"; but "L40-S" is the L40S.

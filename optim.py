@@ -105,6 +105,13 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
+def orthogonalize_flops(matrices: list[Tensor]) -> int:
+    """FLOPs of `orthogonalize`, each of whose steps has three matmuls."""
+    sides = [sorted(matrix.shape) for matrix in matrices]
+    per_step = sum(short**2 * (4 * long + 2 * short) for short, long in sides)
+    return len(POLAR_EXPRESS) * per_step
+
+
 def rescale(u: Tensor, second: Tensor, beta2: float) -> Tensor:
     """Factors on the rows of u (N, rows, cols), or on the columns of a wide u, that give them all
     the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).

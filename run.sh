@@ -177,27 +177,17 @@ fi
 before=$(cksum "$run/status.json" 2> /dev/null) || true
 python train.py "$preset" "$@"
 if ! grep -qs '"state": "done"' "$run/status.json"; then exit; fi  # with --profile, nothing is trained
-validate=0
 if [ "$before" != "$(cksum "$run/status.json")" ]; then
-  read -r start steps validate < <(python -c '
+  while read -r name seconds; do add "$name" "$seconds"; done < <(python -c '
 import json, sys
-seconds = json.load(open(sys.argv[1]))["seconds"]
-print(*(round(seconds[name]) for name in ("start", "steps", "eval")))
+names = dict(start="compile", steps="train", eval="validate")
+for name, seconds in json.load(open(sys.argv[1]))["seconds"].items():
+    print(names.get(name, name), round(seconds))
 ' "$run/status.json")
-  add start "$start"
-  add steps "$steps"
 fi
-if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # trained since it was scored
-  about "scoring all of the held-out text" "half a minute"
-  begun=$SECONDS
-  # data behind a URL, copied elsewhere by --stage: the error says how to score it by hand
-  python eval.py loss "$preset" || [[ " $*" == *" --stage"* ]]
-  validate=$((validate + SECONDS - begun))
+if [[ ! $run/page.html -nt $run/status.json ]]; then  # trained since it was written
+  about "samples, and the page that holds the model" "half a minute"
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
-fi
-add validate "$validate"
-if [[ ! $run/page.html -nt $run/status.json ]]; then
-  about "writing the page that holds the model" "ten seconds"
   python export.py "$preset" --page || true  # it says why not: gpt.js lacks a part of your model.py
 fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"

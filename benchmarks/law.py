@@ -1,13 +1,14 @@
 """The law L(N, D) = E + A N^-a + B D^-b, fitted.
 
 `python benchmarks/law.py` prints the law of our runs on a CPU (SCALING.jsonl) and that of other
-people's on GPUs (PUBLISHED.jsonl), and writes the second to instruments/run/law.json, with which
-`eval.py plan d12 --gpu H100` predicts. N: weights of the blocks and the head. D: tokens. L: bits
-per byte (Hoffmann et al. 2022, approach 3). SCALING.md has the tables. Needs
-requirements-scaling.txt.
+people's on GPUs (PUBLISHED.jsonl), and writes both to instruments/run/law.json, with which
+`eval.py plan --here` and `eval.py plan d12 --gpu H100` predict. N: weights. D: tokens. L: bits
+per byte (Hoffmann et al. 2022, approach 3). SCALING.md has the tables.
+Needs requirements-scaling.txt.
 """
 
 import json
+import math
 import statistics
 import sys
 from itertools import product
@@ -25,8 +26,8 @@ except ImportError as error:
     sys.exit(2)
 
 HERE = ROOT / "benchmarks"
-LAW = ROOT / "instruments" / "run" / "law.json"
 SHORTEST = 2**19  # tokens: shorter runs have not learned to copy, and lie on another curve
+LAW = ROOT / "instruments" / "run" / "law.json"
 
 
 class Law:
@@ -53,7 +54,7 @@ class Law:
             options = dict(loss="soft_l1", f_scale=0.01, bounds=bounds)
             fits.append(least_squares(errors, start, **options))
         self.p = min(fits, key=lambda fit: fit.cost).x  # logarithms of E, A, a, B, b, the factors
-        self.errors = errors(self.p)  # of each row
+        self.errors = errors(self.p)  # of each row, as a logarithm
 
     def log_loss(self, p, N, D, text=0):
         E, A, a, B, b, *factors = np.exp(p)
@@ -76,31 +77,60 @@ class Law:
         )
 
 
-def newest(rows: list[dict]) -> list[dict]:
-    """The rows of the machine that made the last one, each text as it was prepared last: others
-    cannot be compared."""
-    rows = [row for row in rows if row["machine"] == rows[-1]["machine"]]
-    last = {row["data"]: row["fingerprint"] for row in rows if "fingerprint" in row}
-    return [row for row in rows if row.get("fingerprint") in (None, last.get(row["data"]))]
+def beyond(rows: list[dict]) -> float:
+    """By how much the law is wrong at worst, as a share, of the longest run of each size when it is
+    fitted to the shorter ones."""
+    size = lambda row: (row.get("text", ""), row["weights"])
+    longest = {size(row): row for row in sorted(rows, key=lambda row: row["tokens"])}
+    short = [row for row in rows if row is not longest[size(row)]]
+    law = Law(short)
+    errors = []
+    for row in map(longest.get, {size(row) for row in short}):
+        text = law.texts.index(row.get("text", ""))
+        guess = law.log_loss(law.p, row["weights"], row["tokens"], text)
+        errors.append(abs(math.log(row["bpb"]) - guess))
+    return float(max(errors))
 
 
 def as_file(law: Law) -> dict:
-    """What instruments/run/forecast.py reads: the constants for the second text."""
-    tree = dict(text=law.texts[1], **dict(zip("EAaBb", law.constants())))
-    tree |= dict(factor=float(np.exp(law.p[5])), runs=len(law.rows))
-    largest = {key: max(row[key] for row in law.rows) for key in ("weights", "tokens")}
-    return tree | largest
+    """What instruments/run/law.py reads: the constants for the last text."""
+    tree = dict(zip("EAaBb", law.constants()), factor=float(np.exp(law.p[5])), runs=len(law.rows))
+    for key in ("weights", "tokens"):
+        tree[key] = [pick(row[key] for row in law.rows) for pick in (min, max)]
+    return tree | dict(off=float(max(abs(law.errors))))
+
+
+def both() -> dict[str, Law]:
+    """The law of our runs, and that of other people's, by the text that they predict. The first
+    joins two grids: `tiny` at other depths on its text, and narrower heads on a larger one. It
+    counts the weights of the blocks alone, as their heads have vocabularies of 4,096 and 2,048."""
+    texts = {"base": "stdlib+site", "tiny": "stdlib"}
+    ours = []
+    for row in read_lines(HERE / "SCALING.jsonl", dict):
+        name, depth = row["name"], row["depth"]
+        if row.get("seed") == 0 and row["data"] in ("scaling", "tiny") and name in texts:
+            width = 64 * (depth + depth % 2 if name == "tiny" else depth)
+            ours.append(row | dict(text=texts[name], weights=12 * depth * width**2))
+    theirs = read_lines(HERE / "PUBLISHED.jsonl", dict)
+    return {
+        "stdlib": Law([r for r in ours if r["depth"] > 1 and r["tokens"] >= SHORTEST]),
+        "ClimbMix": Law(theirs),
+    }
 
 
 def main(argv: list[str]) -> int:
     if argv:
         raise UsageError(f"law.py takes no {argv[0]}: it reads SCALING.jsonl and PUBLISHED.jsonl")
-    rows = newest(read_lines(HERE / "SCALING.jsonl", dict))
-    grid = [r for r in rows if r["name"] == "base" and r["data"] == "scaling" and r["seed"] == 0]
-    theirs = Law(read_lines(HERE / "PUBLISHED.jsonl", dict))
-    disk.write_text(LAW, json.dumps(as_file(theirs)) + "\n")
-    print(f"ours, {Law([row for row in grid if row['tokens'] >= SHORTEST])}")
-    print(f"published, of {theirs.texts[1]}, {theirs}")
+    laws = both()
+    further = beyond(laws["stdlib"].rows)
+    counts = {"stdlib": ["matrix"], "ClimbMix": ["matrix", "head"]}
+    tree = {
+        text: as_file(law) | dict(beyond=further, counts=counts[text]) for text, law in laws.items()
+    }
+    disk.write_text(LAW, json.dumps(tree, indent=1) + "\n")
+    for text, law in laws.items():
+        print(f"{text}, {law}")
+    print(f"stdlib, the longest of each size by the rest: off by {further:.2%} at worst")
     return 0
 
 

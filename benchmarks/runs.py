@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 from at_root import ROOT
-from config import GPTConfig
 from machinery.ranks import cpu_name
-from model import GPT
 
 # ---------------------------------------------------------------- what made a row
 
@@ -47,13 +45,6 @@ def device_name() -> str:
 
 
 COMMIT = code_version()  # at the start of the program
-
-
-def count_weights(config: GPTConfig) -> dict[str, int]:
-    """Weights of a model by kind, as GPT.param_groups has them."""
-    with torch.device("meta"):
-        groups = GPT(config).param_groups()
-    return {kind: sum(p.numel() for p in params) for kind, params in groups.items()}
 
 
 def timed(work: Callable) -> float:

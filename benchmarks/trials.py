@@ -29,14 +29,16 @@ import held_out
 import runs
 from config import UsageError
 from instruments.pages.run_folder import RunFolder
+from instruments.run import law
 from machinery import cli, disk
 from machinery.formats import read_lines
 from machinery.output import say
 from machinery.shards import Manifest
 from runs import ROOT
-from scaling import EVERY_RUN, Job
 
-ON_A_GPU = "--eval_every 0 --save_minutes 0 --log_every 0"
+EVERY_RUN = "--eval_every 0 --save_minutes 0 --log_every 0"
+# Any peak: else each run begins with measuring it.
+ON_A_CPU = "tiny --tokens_per_step 2048 --decay 0.65 --eval_tokens 8192 --peak_tflops 0.2"
 SYSTEM = "/usr /lib /lib64 /bin /etc /proc /sys /dev/urandom".split()
 DEVICES = ["/dev/null", *Path("/dev").glob("nvidia*")]
 MOVES = 1e-3  # nats a token: beyond rounding in fp32
@@ -90,16 +92,18 @@ def runs_of(
 ) -> list[Run]:
     """The shorter and the longer run, on as many tokens whatever the version."""
     if torch.cuda.is_available():
-        words = [f"d{depth}", *ON_A_GPU.split()]
-    else:
-        shape = Job(depth, 0).shape.items()
-        words = [*EVERY_RUN.split(), *(f"--{name}={value}" for name, value in shape)]
+        words = [f"d{depth}"]
+    else:  # the depth dial, with heads of 64
+        words = ON_A_CPU.split() + ["--head_dim=64", f"--n_embd={64 * depth}"]
+        words += [f"--{name}={depth}" for name in ("n_layer", "n_head", "n_kv_head")]
+        words += [f"--mlp_hidden={256 * depth}"]
+    words += EVERY_RUN.split()
     preset = cli.parse("train.py", "train", words)
     words += ["--seed", str(seed), "--data_dir", version.data, *shlex.split(version.options)]
     vocab_size = Manifest.load(version.data).vocab_size
-    weights = runs.count_weights(dataclasses.replace(preset.model, vocab_size=vocab_size))
+    model = dataclasses.replace(preset.model, vocab_size=vocab_size)
     step = preset.train.tokens_per_step
-    half = tokens_per_weight * (weights["matrix"] + weights["head"]) / 2
+    half = tokens_per_weight * law.weights_of("ClimbMix", model) / 2
     half = max(1, round(half / step)) * step
     return [
         Run(version, depth, n, seed, text, (*words, "--tokens", str(n))) for n in (half, 2 * half)

@@ -33,14 +33,14 @@ OPTIONAL = {room.rstrip("*") for rooms in FLOORS for room in rooms if room.endsw
 # No number in this table is ever raised: what needs more takes away elsewhere in the same change.
 BUDGETS = {
     "train.py model.py data.py": 8672,  # the first evening
-    "*.py": 20980,
-    "machinery/**/*.py stores/**/*.py": 22497,  # 2234 of them in formats.py, for all rooms
+    "*.py": 20960,
+    "machinery/**/*.py stores/**/*.py": 22496,  # 2234 of them in formats.py, for all rooms
     "preparation/**/*.py": 12414,
     "hf/**/*.py": 10653,  # 1926 of them in llama_cpp.py
-    "instruments/**/*.py": 21867,
-    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88411,
-    "benchmarks/**/*.py": 17498,
-    "tests/**/*.py": 141547,
+    "instruments/**/*.py": 21859,
+    "*.py machinery/*.py stores/*.py preparation/*.py hf/*.py instruments/**/*.py": 88382,
+    "benchmarks/**/*.py": 17478,
+    "tests/**/*.py": 141300,
     "course/**/*.py": 133155,
 }
 

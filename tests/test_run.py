@@ -189,16 +189,16 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     done = machine("580.65", words=words.split())
     assert done.returncode == 0 and "page.html" not in done.stdout, done.stderr
     parts = (
-        r"prepare \d s, " * prepares + "start 48 s, steps 202 s, validate 1001 s, samples and page"
+        r"prepare \d s, " * prepares
+        + "compile 48 s, train 202 s, validate 1001 s, report 5 s, save 1 s, samples and page"
     )
     assert re.search(rf"^time +{parts} ", done.stdout, re.M)
     assert ("preparing the text ..." in done.stdout) == prepares
     assert any((tmp_path / "site").glob("s3fs-*")) == store
-    once = [*begin, "eval.py loss d12", "eval.py sample d12", "export.py d12 --page"]
+    once = [*begin, "eval.py sample d12", "export.py d12 --page"]
     assert _commands(tmp_path, ".py") == once
     (tmp_path / "trained").unlink()
-    for made in ("eval.jsonl", "page.html"):
-        (run_dir / made).write_text("")
+    (run_dir / "page.html").write_text("")
     said = machine("580.65", words=words.split()).stdout
     assert "page         runs/d12/page.html\n" in said and "time" not in said and "..." not in said
     assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had made is not made again

@@ -1,42 +1,36 @@
-"""How long a run takes, what it costs and, for a `dN`, which loss it may end with, before it runs:
-`python eval.py plan d12 --gpu 8xH100`.
+"""How long a run takes, what it costs and which loss it may end with, before it runs.
 
-Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
-`step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
-kernels, each at a rate that is assumed here. So the result is an estimate: close for wide models of
-heads of 128, while two published runs of narrow ones (docs/scaling.md) took 1.2 and 1.5 times as
-long. A run prints its true speed. `train.py PRESET --plan`: the page for this machine. Next:
-machinery/plan.py.
+    python eval.py plan d12 --gpu 8xH100               this run, on those cards
+    python eval.py plan d12 --gpu H100 --usd 50        the run that makes the most of 50 dollars
+    python eval.py plan --here --minutes 60            of an hour of this machine, which is timed
+    python eval.py plan tiny --here --minutes 60 --save      as a line of docs/machines.md
+
+Without --here no card is needed, and nothing is timed: that a run reaches SHARE of a card's peak is
+an assumption; it prints its true speed itself. `train.py PRESET --plan`: the page for this machine.
+Next: choice.py.
 """
 
-import json
 import re
+import shlex
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
 import torch
 
 import config as cfg
 import flops
-from config import GPTConfig, UsageError
-from machinery import cli, folders, plan, ranks, shards
+from config import UsageError
+from instruments.pages.run_folder import RunFolder
+from instruments.run import choice, law
+from machinery import cli, code, disk, folders, plan, ranks, shards
+from machinery.log import is_done
 from machinery.output import say
-from machinery.screen import short
-from model import GPT
+from machinery.screen import duration, short
 
-# Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
-# speed that they come near.) Other cards may reach more of their peak, or less.
-MATMUL = 0.756  # of the peak, by a matmul in bf16 of unlimited width
-HALF_WIDTH = 204  # channels; a matmul of width C reaches C / (C + HALF_WIDTH) of that
-NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow matrices
-ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
-TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
-DEPTHS = range(4, 41, 2)  # what --usd compares
-OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
-# What `benchmarks/law.py` found: E, A, a, B, b and the factor of the text.
-LAW = json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
+SHARE = 0.48  # of a card's peak, full convention: d12 on an H100 (benchmarks/RESULTS.md)
+TIMES = (5, 60, 480)  # minutes, if none are asked for
+MACHINES = code.ROOT / "docs" / "machines.md"
 
 
 @dataclass(frozen=True)
@@ -47,6 +41,12 @@ class PlanConfig:
     """Card, instead of this machine: `H100`, `8xH200`, `4090`."""
     usd: float = 0.0
     """Dollars to spend: names the depth that makes the most of them."""
+    here: bool = False
+    """Time this machine, and name the depth of tiny or of a dN that makes the most of `minutes`."""
+    minutes: Annotated[float | None, 1, 525_600] = None
+    """How long the whole run may take; without it, three times are planned."""
+    save: bool = False
+    """Write what is planned to docs/machines.md; after the run, what came of it."""
 
     def __post_init__(self):
         cfg.check_values(self)
@@ -54,7 +54,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanArgs(cli.TrainArgs):
-    """Plan a run: size, hours, dollars. Takes the options of train.py, and --gpu and --usd."""
+    """Plan a run: size, hours, dollars. Takes the options of train.py, and these."""
 
     plan: PlanConfig
 
@@ -75,7 +75,7 @@ def parse_gpus(asked: str) -> ranks.World:
 
 
 def main(argv: list[str]) -> None:
-    """`eval.py plan [PRESET] [--gpu 8xH100] [--usd 50] [options of train.py]`: print the page."""
+    """`eval.py plan [PRESET] [options of train.py and PlanConfig]`: print the page."""
     say(page_of(argv))
 
 
@@ -85,13 +85,18 @@ def page_of(argv: list[str]) -> str:
     preset = cli.parse("eval.py plan", "train", [name])
     default = PlanArgs(preset.train, preset.run, preset.model, PlanConfig())
     asked = cli.read_options(default, options, f"eval.py plan {name}")
+    usual = preset
     preset = replace(preset, model=asked.model, train=asked.train, run=asked.run)
-    here = (preset.run.device, preset.train.dtype)
-    world = parse_gpus(asked.plan.gpu) if asked.plan.gpu else ranks.start(*here)
+    if asked.plan.here:
+        return here(preset, usual, asked.plan)
+    if asked.plan.minutes or asked.plan.save:
+        raise UsageError("--minutes and --save plan for this machine: add --here")
+    own = (preset.run.device, preset.train.dtype)
+    world = parse_gpus(asked.plan.gpu) if asked.plan.gpu else ranks.start(*own)
     return page(preset, world, asked.plan.usd)
 
 
-def print_plan(preset: cfg.Preset, world: ranks.World) -> int:
+def print_plan(preset: cfg.Preset, world: ranks.World) -> None:
     """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
     typed = preset
     data = ""
@@ -105,88 +110,58 @@ def print_plan(preset: cfg.Preset, world: ranks.World) -> int:
     text = page(preset, world) + data
     if world.is_first:
         say(text)
-    return 0
+
+
+# ------------------------------------------------------------------------------- this run
 
 
 def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
-    """The plan with hours, dollars and, for a `dN`, the loss; and what `usd`, if any, buys."""
-    run = preset.run
-    n_gpus = world.world_size if world.device.type == "cuda" else 0
+    """The plan with hours, dollars and, for a `dN`, the loss; or of the run that `usd` buys."""
     card = flops.find_card(world.device_name)
-    peak = flops.find_peak(world, run.peak_tflops)
-    price = run.usd_per_hour * n_gpus
-    is_dial = on_the_dial(preset)
+    price = preset.run.usd_per_hour * world.world_size
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
-    if usd and not (is_dial and card and price):
+    if usd and not (on_the_dial(preset) and card and price):
         raise UsageError(
             f"--usd {usd} compares depths, for a card that has a price: eval.py plan d12 --gpu "
             "H100 --usd 50 --usd_per_hour 3"
         )
     on = f"on        {world.world_size} x {world.device_name}"
-    if peak is None:
-        reason = "its peak is unknown; set --peak_tflops, or name a known card: eval.py plan --gpu"
-        return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {reason}"
-    on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
-    on += f", {card.memory_tb_s} TB/s" if card else ""
-    own = estimate(preset, world, peak)
-    full = built(preset.model).flops_per_token()
-    mfu = flops.mfu(own.tokens_per_s, full, peak, world.world_size)
-    exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
-    cost = f"; ${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}" if n_gpus else ""
-    lines = [
-        own.plan.text,
-        f"{on} each",
-        f"speed     an estimate: {short(own.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
-        f"time      an estimate: {own.hours:,.2f} hours without validation{cost}",
-    ]
-    if is_dial:
-        tokens = own.plan.steps * own.plan.tokens_per_step
-        guess = predict(matmul_weights(preset.model), tokens)
-        lines.append(
-            f"loss      a guess: {guess:.3f} bits per byte of {LAW['text']}, by the law of "
-            f"{LAW['runs']} published runs (docs/scaling.md)"
-        )
-    lines += each_depth(preset.run, world, peak, usd, usd / price) if usd else []
-    return "\n".join(lines)
-
-
-class Estimate(NamedTuple):
-    """The forecast of a run."""
-
-    plan: plan.Plan
-    tokens_per_s: float
-    hours: float  # of training; validation, 0.9% more for d12, is not counted
-
-
-def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
-    """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
+    if card is None:
+        unknown = "time      n/a: it is no card of the table; python eval.py plan --here times it"
+        return f"{plan.make_plan(preset, world).text}\n{on}\n{unknown}"
+    peak = flops.find_peak(world, preset.run.peak_tflops)
+    if usd:
+        place = choice.Place(preset, cfg.LARGEST, 0, world, peak)
+        rate = SHARE * peak * world.world_size
+        timed = [choice.Timed(n, rate, start=1, row=1) for n in (1, 2)]
+        preset = choice.best_run(place, timed, 60 * usd / price).preset
+    full = law.built(preset.model).flops_per_token()
+    share = SHARE * (0.75 if preset.run.recompute else 1)  # of four passes, MFU counts three
+    speed = share * peak * world.world_size / full
     decided = plan.make_plan(preset, world)
-    card = flops.find_card(world.device_name)
-    if card:
-        speed = decided.tokens_per_step / step_s(decided, preset.model, card, peak)
-    else:
-        full = built(preset.model).flops_per_token()
-        speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
-        speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
     tokens = decided.steps * decided.tokens_per_step
-    return Estimate(decided, speed, tokens / speed / 3600)
-
-
-@cache
-def built(c: GPTConfig) -> GPT:
-    """The model without memory for its weights: it knows their number, and its FLOPs."""
-    with torch.device("meta"):
-        return GPT(c)
-
-
-def matmul_weights(c: GPTConfig) -> int:
-    """Weights of the blocks and the head."""
-    groups = built(c).param_groups()
-    return sum(p.numel() for p in [*groups["matrix"], *groups["head"]])
-
-
-# ------------------------------------------------------------------------- the loss of a dN
+    hours = tokens / speed / 3600
+    lines = [
+        decided.text,
+        f"{on}, {peak / 1e12:,.2f} TFLOP/s each",
+        f"speed     an estimate: {short(speed)} tok/s, at {share:.0%} MFU full",
+        f"time      an estimate: {hours:,.2f} hours without validation; ${hours * price:,.2f} at "
+        f"--usd_per_hour {preset.run.usd_per_hour:.2f}",
+    ]
+    if on_the_dial(preset):
+        guess = law.predict("ClimbMix", law.weights_of("ClimbMix", preset.model), tokens)
+        lines.append(
+            f"loss      a guess: {guess:.3f} bits per byte of ClimbMix, by the law of "
+            f"{law.LAWS['ClimbMix']['runs']} published runs (docs/scaling.md)"
+        )
+    if usd:
+        words = f"{preset.name} --tokens {tokens / 1e9:.3g}B"
+        lines.append(
+            f"best      python prepare_data.py {words} && torchrun --nproc_per_node="
+            f"{world.world_size} train.py {words}"
+        )
+    return "\n".join(lines)
 
 
 def on_the_dial(preset: cfg.Preset) -> bool:
@@ -195,65 +170,73 @@ def on_the_dial(preset: cfg.Preset) -> bool:
     return preset.data.source == dial.data.source and preset.model == dial.model
 
 
-def predict(weights: float, tokens: float) -> float:
-    """Bits per byte."""
-    E, A, a, B, b = map(LAW.get, "EAaBb")
-    return LAW["factor"] * (E + A * weights**-a + B * tokens**-b)
+# ------------------------------------------------------------------------------- the best one here
 
 
-def each_depth(run: cfg.RunConfig, world, peak: float, usd: float, hours: float) -> list[str]:
-    """What the dollars (as hours) buy at each depth whose state fits in memory; and the best."""
-    options = replace(run, micro_batch=0)  # what fits one depth need not fit another
-    room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
-    lines = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"]
-    found = []
-    for depth in DEPTHS:
-        preset = replace(cfg.preset_of_depth(depth), run=options)
-        own = estimate(preset, world, peak)
-        weights = matmul_weights(preset.model)
-        if own.plan.save_bytes > room:
-            break
-        tokens = 1 + int(own.tokens_per_s * 3600 * hours)
-        loss = predict(weights, tokens)
-        found.append((loss, f"d{depth} --tokens {tokens / 1e9:.3g}B"))
-        lines.append(f"{f'd{depth}':>17}{short(tokens):>8}{tokens / weights:>12.1f}  {loss:.3f}")
-    _, best = min(found)
-    train = f"torchrun --nproc_per_node={world.world_size} train.py {best}"
-    return [*lines, f"best: python prepare_data.py {best} && {train}"]
+def here(preset: cfg.Preset, usual: cfg.Preset, asked: PlanConfig) -> str:
+    """The best run for this machine and its data: in a line, and as a command."""
+    name = preset.name
+    if not re.fullmatch(r"(tiny|d\d+)(-stock)?", name):
+        raise UsageError(f"--here chooses the depth of tiny or of a dN, not of {name}")
+    free = dict(data_dir=preset.run.data_dir, device=preset.run.device)
+    rest = replace(usual, run=replace(usual.run, **free))
+    if preset != rest or asked.gpu or asked.usd:
+        raise UsageError(
+            "--here takes no other options than --minutes, --save, --data_dir, --device"
+        )
+    if asked.save and not asked.minutes:
+        raise UsageError("--save needs --minutes: which of the three runs?")
+    folder = f"runs/{name}_{{:g}}m".format
+    if asked.save and is_done(Path(folder(asked.minutes))):
+        return save_result(RunFolder(folder(asked.minutes)))
+    world = ranks.start(preset.run.device)
+    if world.device.type == "cuda":
+        world = replace(world, world_size=torch.cuda.device_count())
+    manifest, preset = folders.open_data(preset.run.data_dir, preset)
+    place = choice.Place(
+        preset, manifest.tokens("train"), manifest.rows("val"), world, flops.find_peak(world)
+    )
+    times = [asked.minutes] if asked.minutes else TIMES
+    timed = choice.time_two(place, max(times))
+    lines = []
+    for minutes in times:
+        run = choice.best_run(place, timed, minutes)
+        command = shlex.join([*choice.command_of(place, run.preset), "--run_dir", folder(minutes)])
+        planned = f"{summary(run)} of {place.text}"
+        lines += [run.plan.text] if asked.minutes else []
+        lines += [f"{duration(60 * minutes)}: {planned}", f"  python {command}"]
+        if asked.save:
+            save(ranks.device_name(world), command, planned=planned)
+    return "\n".join(lines)
 
 
-def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:
-    """Seconds of a full-size step on one rank, without communication."""
-    bandwidth = TRAFFIC * card.memory_tb_s * 1e12
-    params = sum(p.numel() for p in built(c).parameters())
-    tokens = decided.micro_batch * decided.seq_len
-    attention = 2 * c.n_layer * c.n_head * c.head_dim * c.seq_len  # FLOPs of forward, per token
-    matmul = built(c).flops_per_token(causal=True) - 3 * attention
-    matmul_rate = MATMUL * peak * c.n_embd / (c.n_embd + HALF_WIDTH)
-    if c.n_kv_head < c.n_head:
-        matmul_rate *= NARROW
-    forward, backward = (share * peak for share in ATTENTION[128 if c.head_dim > 64 else 64])
-    micro_batch_s = tokens * (matmul / matmul_rate + attention / forward)
-    micro_batch_s += tokens * 2.5 * attention / backward  # 5 matmuls for the 2 of forward
-    if decided.recompute:  # the forward pass once more, but for the head
-        head = 6 * c.n_embd * c.padded_vocab
-        again_s = (matmul - head) / 3 / matmul_rate + attention / forward
-        micro_batch_s += tokens * (again_s + traffic(c) / 3 / bandwidth)
-    # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
-    # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
-    micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth
-    micro_batches_s = decided.grad_accum * micro_batch_s
-    return micro_batches_s + 40 * params / bandwidth  # optimizer: about 40 bytes/parameter
+def summary(run: choice.Run) -> str:
+    """What is expected of a run."""
+    low, high = (run.loss * (1 + sign * run.margin) for sign in (-1, 1))
+    train = run.preset.train
+    return (
+        f"depth {run.preset.model.n_layer}, {short(train.steps * train.tokens_per_step)} tokens in "
+        f"steps of {train.tokens_per_step:,}, {run.epochs:.1f} times the text, "
+        f"{short(run.tokens_per_s)} tok/s, {run.mfu or 0:.0%} MFU full, {duration(run.seconds)}, "
+        f"{low:.2f} to {high:.2f} bits per byte"
+    )
 
 
-def traffic(c: GPTConfig) -> int:
-    """Bytes per token that the compiled elementwise kernels read and write, forward and backward:
-    counted in the generated code, in tensors of two bytes."""
-    q = c.n_head * c.head_dim
-    kv = c.n_kv_head * c.head_dim
-    layer = 18 * c.n_embd  # adding to the residual stream, and norm
-    layer += (6 if c.qk_norm else 4) * (q + kv)  # rotation, and the norm of queries and keys
-    layer += 4 * kv if "value_embeds" in c.extras else 0  # 8 in every other layer
-    layer += 8 * kv if "key_offset" in c.extras else 0
-    layer += (8 if c.mlp == "swiglu" else 5) * c.mlp_hidden
-    return 2 * (c.n_layer * layer + 3 * c.padded_vocab)
+def save_result(run: RunFolder) -> str:
+    """A run that has ended, as its line."""
+    start = run.starts[-1]
+    bpb = run.whole_validation.full_val_bpb
+    found = f"{bpb:.3f} bits per byte after {duration(sum(run.status.seconds.values()))}"
+    return save(start.device, start.command, found=f"{found}, commit {start.code.commit}")
+
+
+def save(device: str, command: str, planned: str = "-", found: str = "-") -> str:
+    """Add a line to docs/machines.md, or what was found to the line of the command."""
+    key = f"| {device} | `{command[command.index('train.py') :]}` | "
+    lines = disk.read_text(MACHINES).splitlines()
+    for old in [line for line in lines if line.startswith(key)]:
+        lines.remove(old)
+        planned = planned if found == "-" else old.removeprefix(key).partition(" | ")[0]
+    lines.append(f"{key}{planned} | {found} |")
+    disk.write_text(MACHINES, "\n".join([*lines, ""]))
+    return lines[-1]

@@ -1,4 +1,4 @@
-"""benchmarks/: chains of runs, a law that finds what it was made from."""
+"""benchmarks/: runs beside each other, a law that finds what it was made from."""
 
 import itertools
 import math
@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from conftest import environment, printed
@@ -19,7 +18,6 @@ import scaling
 from config import UsageError, find_preset
 from machinery import cli
 from machinery.formats import read_lines
-from optim import decay_begins
 
 
 class Job:
@@ -39,28 +37,23 @@ def rows(tmp_path, monkeypatch):
     return lambda: [row["of"] for row in read_lines(scaling.ROWS, dict)]
 
 
-def test_a_run_that_fails_costs_those_of_its_chain_and_no_more(tmp_path, rows, capsys):
+def test_a_run_that_fails_costs_no_other(tmp_path, rows, capsys):
     fails = Job(tmp_path, "fails", "print('x' * 9000); raise SystemExit('no luck')")
-    chains = [[fails, Job(tmp_path, "never", "")], [], [Job(tmp_path, name, "") for name in "abc"]]
-    assert not scaling.make_all(chains, 2)
-    assert rows() == [*"abc"]
+    jobs = [fails, *(Job(tmp_path, name, "") for name in "abc")]
+    assert not scaling.make_all(jobs, 2)
+    assert sorted(rows()) == [*"abc"]
     assert f"fails: exit code 1: no luck ({fails.log})\n" in capsys.readouterr().out
-    assert not (tmp_path / "never.log").exists()
-    assert scaling.make_all(chains[1:], 1) and rows() == [*"abcabc"]
+    assert scaling.make_all(jobs[1:], 1) and rows()[3:] == [*"abc"]
 
 
 def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path))
-    for *others, before, last in scaling.grid():
-        assert len({job.run_dir for job in (*others, before, last)}) == len(others) + 2
-        assert "--resume" not in last.command  # there is nothing to go on from
-        before.branch.mkdir(parents=True)
-        assert last.command[-2:] == ["--resume", str(before.branch)]
-        preset = cli.parse("train.py", "train", last.command[2:])
-        assert preset.model == replace(find_preset("tiny").model, **last.shape)
-        assert preset.train.steps * preset.train.tokens_per_step == last.tokens
-        begins = decay_begins(preset.train.steps // 2, preset.train.decay)
-        assert before.branch.name == f"step_{begins:08d}"
+    jobs = scaling.grid()
+    assert len({job.run_dir for job in jobs}) == len(jobs)
+    for job in jobs:
+        preset = cli.parse("train.py", "train", job.command[2:])
+        assert (preset.model, preset.train) == (job.preset.model, job.preset.train)
+        assert preset.train.steps * preset.train.tokens_per_step == job.tokens
     command = [sys.executable, scaling.__file__, "grid"]
     assert (
         subprocess.run(command, env=environment(), check=False).returncode == UsageError.exit_code
@@ -92,16 +85,27 @@ def test_the_law_finds_the_constants_of_a_world_in_which_it_holds():
     fitted = law.Law(rows_of("one") + rows_of("other", 0.9))
     assert fitted.constants() == pytest.approx([*TRUE.values()], rel=0.02)
     assert law.as_file(fitted)["factor"] == pytest.approx(0.9, abs=0.001)
+    assert law.beyond(rows_of("one")) < 0.01  # as twice the tokens follow from the rest
 
 
-def test_the_forecast_has_the_law():
-    forecast = pytest.importorskip("instruments.run.forecast")
-    fitted = law.Law(read_lines(law.HERE / "PUBLISHED.jsonl", dict))
-    file = forecast.LAW
-    close = {name: pytest.approx(file[name], rel=1e-3) for name in (*"EAaBb", "factor")}
-    assert law.as_file(fitted) == file | close
-    guess = math.exp(fitted.log_loss(fitted.p, 4e8, 5e9, 1))
-    assert forecast.predict(4e8, 5e9) == pytest.approx(guess, rel=1e-4)
+def test_a_law_that_does_not_hold_further_on_says_so():
+    rows = rows_of("one")
+    most = max(row["tokens"] for row in rows)
+    for row in rows:
+        row["bpb"] *= 1.1 if row["tokens"] == most else 1
+    assert law.beyond(rows) == pytest.approx(math.log(1.1), abs=0.01)
+
+
+def test_the_plan_has_the_laws():
+    of_plan = pytest.importorskip("instruments.run.law")
+    for text, fitted in law.both().items():
+        file = of_plan.LAWS[text]
+        close = {key: pytest.approx(file[key], rel=1e-3) for key in (*"EAaBb", "factor")}
+        rest = {key: pytest.approx(file[key], rel=0.02) for key in ("off", "beyond")}
+        same = {key: file[key] for key in ("beyond", "counts")}
+        assert law.as_file(fitted) | same == file | close | rest
+        guess = math.exp(fitted.log_loss(fitted.p, 4e6, 5e6, len(fitted.texts) - 1))
+        assert of_plan.predict(text, 4e6, 5e6) == pytest.approx(guess, rel=1e-4)
 
 
 @pytest.mark.slow
