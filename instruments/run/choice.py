@@ -120,11 +120,11 @@ def time_two(place: Place, minutes: float) -> list[Timed]:
     """A small model and a larger one, each in the batch that it would have in that time."""
     small, large = TIMED[place.text]
     first = time_run(place, small, 1e9)
-    most = 60 * minutes * first.rate  # FLOPs
+    most = max(1, 60 * minutes - first.start) * first.rate  # FLOPs
     if most / first.flops < LONG:  # on a slow machine
         first = time_run(place, small, 1)
-    flops = law.built(of_depth(place.preset, large, 1).model).flops_per_token()
-    return [first, time_run(place, large, most / flops)]
+    larger = law.built(of_depth(place.preset, large, 1).model)
+    return [first, time_run(place, large, most / larger.flops_per_token())]
 
 
 def time_run(place: Place, depth: int, tokens: float) -> Timed:
@@ -133,16 +133,16 @@ def time_run(place: Place, depth: int, tokens: float) -> Timed:
     limit = plan.MICRO_BATCH_TOKENS[place.world.device.type] * place.world.world_size
     preset = of_depth(place.preset, depth, tokens)
     seq_len = preset.model.seq_len
-    batch = min(preset.train.tokens_per_step, max(1, limit // seq_len) * seq_len)
+    batch = min(preset.train.tokens_per_step, max(seq_len, limit - limit % seq_len))
     preset = replace(preset, train=replace(preset.train, tokens_per_step=batch, steps=STEPS))
-    say(f"timing {STEPS} steps at depth {depth} ...", file=sys.stderr, flush=True)
+    say(f"timing {STEPS} steps at depth {depth} ...", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         words = [*command_of(place, preset), "--run_dir", folder]
         env = os.environ | dict(TORCHINDUCTOR_CACHE_DIR=str(Path(folder, "compiled")))
         begun = time.monotonic()
-        command = [sys.executable, *words]
-        ended = subprocess.run(command, cwd=code.ROOT, env=env, capture_output=True, text=True)
-        whole_s = time.monotonic() - begun
+        ended = subprocess.run(
+            [sys.executable, *words], cwd=code.ROOT, env=env, capture_output=True, text=True
+        )
         if ended.returncode:
             raise UsageError(f"{shlex.join(words)} fails: {ended.stderr[-300:]}")
         run = RunFolder(folder)
@@ -151,7 +151,7 @@ def time_run(place: Place, depth: int, tokens: float) -> Timed:
     return Timed(
         flops=law.built(preset.model).flops_per_token(),
         rate=work(preset) / run.steps[-1].dt_ms * 1e3,
-        start=whole_s - seconds["steps"] - seconds["eval"],
+        start=time.monotonic() - begun - seconds["steps"] - seconds["eval"],
         row=seconds["eval"] / rows,
     )
 

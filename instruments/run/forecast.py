@@ -128,8 +128,10 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
         )
     on = f"on        {world.world_size} x {world.device_name}"
     if card is None:
-        unknown = "time      n/a: it is no card of the table; python eval.py plan --here times it"
-        return f"{plan.make_plan(preset, world).text}\n{on}\n{unknown}"
+        return (
+            f"{plan.make_plan(preset, world).text}\n{on}\n"
+            "time      n/a: it is no card of the table; python eval.py plan --here times it"
+        )
     peak = flops.find_peak(world, preset.run.peak_tflops)
     if usd:
         place = choice.Place(preset, cfg.LARGEST, 0, world, peak)
@@ -236,7 +238,8 @@ def save(device: str, command: str, planned: str = "-", found: str = "-") -> str
     lines = disk.read_text(MACHINES).splitlines()
     for old in [line for line in lines if line.startswith(key)]:
         lines.remove(old)
-        planned = planned if found == "-" else old.removeprefix(key).partition(" | ")[0]
+        if planned == "-":
+            planned, *_ = old.removeprefix(key).split(" | ")
     lines.append(f"{key}{planned} | {found} |")
     disk.write_text(MACHINES, "\n".join([*lines, ""]))
     return lines[-1]
