@@ -4,9 +4,7 @@ course/exercises/exNN.py holds the function to write and the oracle that judges 
 is in course/solutions (look when you are done). An answer is judged in a process of its own: an
 endless loop ends after CPU_S seconds, and an error names the call and your line.
 `--solutions [N ...]` proves the oracles: each accepts its reference and refuses the wrong answers
-beside it, with an assertion that says why. `--mutants [N ...]` changes the references in one place
-at a time and wants 97% refused; of the others, those that change nothing are explained in the
-solution file: EQUIVALENT = {"a mutant as it is printed": "why it is the same"} (mutants.py).
+beside it, with an assertion that says why. (Who writes an exercise has mutants.py as well.)
 An answer runs in the judge's process. So it can read the expected value from the judge's frame, run
 the file in course/solutions, or put an oracle of its own at the end of the exercise. These are
 cheats, they work in every exercise, and nothing is done about them: they deceive nobody else.
@@ -19,17 +17,16 @@ from types import SimpleNamespace
 
 from judging import EXERCISES, apart, examine, files, verdict  # first: it limits torch's threads
 import lesson
-import mutants
 from worth import worth
 
 
 def check(number: int) -> bool:
     path = lesson.COURSE / "exercises" / f"ex{number:02d}.py"
     try:
-        ast.parse(path.read_text(), path.name)
+        ast.parse(path.read_text("utf-8-sig"), path.name)
         said = apart(path, examine)
-    except SyntaxError as error:
-        said = f"SyntaxError: {error}"
+    except (SyntaxError, UnicodeDecodeError) as error:
+        said = f"{type(error).__name__}: {error}"
     print(f"exercise {number}: {said or 'solved'}")
     return said is None
 
@@ -55,18 +52,8 @@ def prove(number: int) -> list[str]:
     return problems
 
 
-def sharp(number: int) -> bool:
-    """Are the one-place changes of the reference refused, but those that change nothing?"""
-    exercise, solution = files(number)
-    paths = [lesson.COURSE / folder / f"ex{number:02d}.py" for folder in ("exercises", "solutions")]
-    same = getattr(solution, "EQUIVALENT", {})
-    score = mutants.score(*paths, exercise.oracle, same)
-    print(f"exercise {number}: {score}")
-    return score.passes
-
-
 def main(argv: list[str]) -> int:
-    modes = {"--all": check, "--solutions": lambda number: not prove(number), "--mutants": sharp}
+    modes = {"--all": check, "--solutions": lambda number: not prove(number)}
     mode = argv[0] if argv and argv[0] in modes else None
     words = argv[1:] if mode else argv
     known = {str(number): number for number in EXERCISES}

@@ -34,9 +34,10 @@ BYTES = 12 << 30  # of addresses, of which torch takes some
 
 
 def load(path: Path) -> ModuleType:
-    """Run a file. What stands from `oracle` on is the judge's, and has names of its own: a `sum` or
-    a missing import of the learner's does not reach it."""
-    source = path.read_text()
+    """Run a file. Its judge is the function `oracle`, which has names of its own: a `sum` or a
+    missing import of the learner's does not reach it. All else, above and below, is the learner's.
+    """
+    source = path.read_text("utf-8-sig")
     tree = ast.parse(source, str(path))
     lines: dict[str, list[int]] = {}
     for node in tree.body:
@@ -46,11 +47,10 @@ def load(path: Path) -> ModuleType:
         if len(at) > 1:
             where = " and ".join(map(str, at))
             raise SyntaxError(f"{name} is defined in the lines {where}: keep one, or rename yours")
-    module = ModuleType(path.stem)
+    module = sys.modules[path.stem] = ModuleType(path.stem)  # a dataclass looks its module up
     module.__file__ = str(path)
-    end = lines.get("oracle", [math.inf])[0]
-    own = [node for node in tree.body if node.lineno < end]
-    judge = [node for node in tree.body if node.lineno >= end]
+    judge = [node for node in tree.body if getattr(node, "name", "") == "oracle"]
+    own = [node for node in tree.body if node not in judge]
     exec(compile(ast.Module(own, []), str(path), "exec"), vars(module))
     if judge:
         name = f"{path} (the judge)"  # so that a stack tells whose a line is
@@ -100,10 +100,10 @@ def limit(cpu_s: float, wall_s: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def said_of(subject: Subject, judge: Callable, cpu_s: float = 0) -> str | None:
+def said_of(subject: Subject, judge: Callable) -> str | None:
     """None if judge() ends well, else what is wrong; any error is a refusal."""
     try:
-        with limit(cpu_s or CPU_S, WALL_S):
+        with limit(CPU_S, WALL_S):
             judge()
     except NotImplementedError as error:
         return f"not begun: {error}"
@@ -114,10 +114,10 @@ def said_of(subject: Subject, judge: Callable, cpu_s: float = 0) -> str | None:
     return None
 
 
-def verdict(oracle, answer, cpu_s: float = 0) -> str | None:
+def verdict(oracle, answer) -> str | None:
     """None if the oracle accepts the answer, else what it says."""
     subject = Subject(answer)
-    return said_of(subject, lambda: (oracle(subject), subject.again()), cpu_s)
+    return said_of(subject, lambda: (oracle(subject), subject.again()))
 
 
 def examine(path: Path, exercise: Path | None = None) -> str | None:
@@ -126,7 +126,8 @@ def examine(path: Path, exercise: Path | None = None) -> str | None:
     file = Subject(SimpleNamespace(__file__=str(path)))
     said = said_of(file, lambda: answers.append(load(path)))
     if said is None:
-        said = verdict(load(exercise or path).oracle, answers[0])
+        judge = load(exercise) if exercise else answers[0]
+        said = verdict(judge.oracle, answers[0])
     return said and said.removeprefix("AssertionError: ")
 
 

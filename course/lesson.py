@@ -207,37 +207,55 @@ def ranks(world: int, fn, *args, timeout_s: float = 120.0) -> list:
 def threads(world: int, fn, *args) -> tuple[list, list[int]]:
     """Run fn(rank, world, send, recv, *args) in threads -> results and bytes sent, by rank.
 
-    send(to, x) sends a copy of an array or CPU tensor; recv(source) waits for one. For exercises,
-    which are judged in a second: the first error of a rank, or a deadlock, is raised here."""
+    send(to, x) sends a copy of an array or CPU tensor; recv(source) waits for one. For exercises:
+    the first error of a rank is raised here. When each rank that has not ended waits for another
+    one, that is a deadlock, and an error of them all."""
     boxes = {(a, b): queue.Queue() for a in range(world) for b in range(world)}
+    waits: dict[int, int] = {}  # a rank whose box is empty -> from whom it waits
+    running = {*range(world)}
+    lock = threading.Lock()
     results = [None] * world
     sent = [0] * world
     errors = []
 
+    def end_a_deadlock() -> None:
+        if waits.keys() == running:
+            for rank, source in waits.items():
+                boxes[source, rank].put(None)
+
     def work(rank: int) -> None:
         def send(to: int, x) -> None:
             sent[rank] += x.nbytes
-            boxes[rank, to].put(x.copy() if hasattr(x, "copy") else x.clone())
+            with lock:
+                boxes[rank, to].put(x.copy() if hasattr(x, "copy") else x.clone())
+                if waits.get(to) == rank:
+                    del waits[to]
 
         def recv(source: int):
-            try:
-                return boxes[source, rank].get(timeout=5)
-            except queue.Empty:
-                raise AssertionError(f"rank {rank} waits for rank {source} forever") from None
+            with lock:
+                if boxes[source, rank].empty():
+                    waits[rank] = source
+                    end_a_deadlock()
+            x = boxes[source, rank].get()
+            assert x is not None, f"rank {rank} waits for rank {source} forever"
+            return x
 
         try:
             results[rank] = fn(rank, world, send, recv, *args)
         except BaseException as error:
             errors.append(error)
+        with lock:
+            running.remove(rank)
+            waits.pop(rank, None)
+            end_a_deadlock()
 
     team = [threading.Thread(target=work, args=(r,), daemon=True) for r in range(world)]
     for t in team:
         t.start()
     for t in team:
-        t.join(timeout=20)
+        t.join()
     if errors:
         raise errors[0]
-    assert not any(t.is_alive() for t in team), "a rank did not finish"
     return results, sent
 
 

@@ -1,32 +1,26 @@
-"""How sharp are the oracles? `python course/check.py --mutants [N ...]`
+"""Which small changes of the reference does a judge accept? For who writes an exercise:
+
+    python course/mutants.py 11
 
 Each reference is changed in one place at a time: a statement dropped, a comparison or a sign
 turned, a number one larger. The oracle should refuse the change. What it accepts is printed:
 
       accepted, line 12: while space and held: `space and held` -> `space or held`
 
-Some changes change nothing (a bound that is never reached). The solution file explains those, each
-under its text without the line's number, so that an edit elsewhere does not matter:
-
-    EQUIVALENT = {"while space and held: `space and held` -> `space or held`": "some are held"}
-
-Of the changes that are not explained, WANTED must be refused; an explanation of something that is
-refused, or that is no change at all, counts as a fault.
+Some changes change nothing (a bound that is never reached), and some break nothing that the text
+says; each of the others is a rule without a case.
 """
 
 import ast
 import copy
-import dataclasses
 import os
-import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import judging
 
-WANTED = 0.97  # of the mutants that are not explained
-SPARE_S = 1  # a mutant may compute for this long, and three times as long as the reference
 PAIRS = {  # turned into each other
     ast.Lt: ast.LtE,
     ast.Gt: ast.GtE,
@@ -98,11 +92,10 @@ def apply(node: ast.AST, kind: str, i: int) -> None:
         node.value = node.value + 1 if abs(node.value) < 1000 else 2 * node.value
 
 
-def mutants(exercise: Path, solution: Path) -> Iterator[tuple[int, str, ast.Module]]:
-    """-> (line, text of the change, the changed module)."""
+def mutants(exercise: Path, solution: Path) -> Iterator[tuple[str, ast.Module]]:
+    """-> (text of the change, the changed module)."""
     tree = ast.parse(solution.read_text())
     lines = solution.read_text().splitlines()
-    seen: dict[str, int] = {}
     places = [
         (node, change)
         for definition in used_by(tree, asked_for(exercise))
@@ -118,58 +111,35 @@ def mutants(exercise: Path, solution: Path) -> Iterator[tuple[int, str, ast.Modu
         what = "dropped"
         if not statement:
             what = f"`{ast.unparse(node)}` -> `{ast.unparse(memo[id(node)])}`"
-        text = f"{lines[at.lineno - 1].strip()}: {what}"
-        seen[text] = seen.get(text, 0) + 1
-        yield at.lineno, text if seen[text] == 1 else f"{text} ({seen[text]})", changed
+        yield f"line {at.lineno}: {lines[at.lineno - 1].strip()}: {what}", changed
 
 
-def survives(oracle, module: ast.Module, path: Path, cpu_s: float) -> tuple[bool, float]:
-    """Judge a mutant in a process of its own, as check.py does an answer; beyond the limits it
-    counts as refused. -> accepted, CPU seconds."""
+def accepted(exercise: Path, solution: Path, module: ast.Module) -> bool:
+    """Is a mutant, judged in a process of its own as check.py does an answer, called right?"""
 
     def judge(path: Path) -> str | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1), os.dup2(1, 2)
         answer = ModuleType("mutant")
         answer.__file__ = str(path)
         exec(compile(module, str(path), "exec"), vars(answer))
-        return judging.verdict(oracle, answer, cpu_s)
+        return judging.verdict(judging.load(exercise).oracle, answer)
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = judging.apart(path, judge, cpu_s)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return said is None, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return judging.apart(solution, judge) is None
 
 
-@dataclasses.dataclass
-class Score:
-    total: int = 0
-    refused: int = 0
-    explained: int = 0  # accepted, and EQUIVALENT says why
-    stale: int = 0  # explanations of what is refused, or is no mutant
-
-    @property
-    def passes(self) -> bool:
-        return self.refused >= WANTED * (self.total - self.explained) > 0 and not self.stale
-
-    def __str__(self) -> str:
-        said = f"{self.refused} of {self.total} mutants refused, {self.explained} explained"
-        return said + (f", {self.stale} explanations of nothing" if self.stale else "")
+def main(words: list[str]) -> None:
+    for number in map(int, words):
+        folders = (judging.lesson.COURSE / folder for folder in ("exercises", "solutions"))
+        paths = [folder / f"ex{number:02d}.py" for folder in folders]
+        refused = 0
+        for text, module in mutants(*paths):
+            if accepted(*paths, module):
+                print(f"  accepted, {text}")
+            else:
+                refused += 1
+        print(f"exercise {number}: {refused} small changes of the reference are refused")
 
 
-def score(exercise: Path, solution: Path, oracle, same: dict[str, str] | None = None) -> Score:
-    """Count the mutants that the oracle refuses; print those that it accepts and none explains."""
-    result = Score()
-    same = dict(same or {})
-    _, needed = survives(oracle, ast.parse(solution.read_text()), solution, judging.CPU_S)
-    for line, text, module in mutants(exercise, solution):
-        result.total += 1
-        if not survives(oracle, module, solution, 3 * needed + SPARE_S)[0]:
-            result.refused += 1
-        elif same.pop(text, None):
-            result.explained += 1
-        else:
-            print(f"  accepted, line {line}: {text}")
-    for text in same:
-        print(f"  explained in EQUIVALENT, but refused or no mutant: {text}")
-    result.stale = len(same)
-    return result
+if __name__ == "__main__":
+    judging.CPU_S = 5  # beyond it a mutant counts as refused
+    main(sys.argv[1:])

@@ -2,25 +2,30 @@
 
 An oracle is given a `Subject` in place of the answer. What is wrong in any task is looked for here,
 once for all: an argument that is changed, a result that is an argument, or that a later call
-changes; a generator or a setting of the whole process that is left in another state. When the
-oracle is content, its calls are made again in reverse order, with copies of the arguments, in
-another layout of memory, and with few frames of the stack: a right answer says the same. A task
-that allows some of it says so: answer.may("muon", change="W average").
+changes, or that is computed only when somebody asks for it; a generator or a setting of the whole
+process that is left in another state. When the oracle is content, its calls are made again in
+reverse order, with copies of the arguments, in another layout of memory, and with few frames of the
+stack: a right answer says the same. A task that allows some of it says so: answer.may("muon",
+change="W average"). What an oracle's own functions hand over is looked at if they are `lent`.
 
-`same` compares a result with what it should be; the largest difference is told. What an oracle
-asserts need not name the call: `told` adds the last one. Next: judging.py, which asks an oracle.
+`same` compares numbers with what they should be, and tells the largest difference; `equal` compares
+anything else. What an oracle asserts need not name the call: `told` adds the last one. Next:
+judging.py, which asks an oracle.
 """
 
 import copy
+import functools
 import inspect
 import linecache
 import random
 import reprlib
+import signal
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from types import FrameType
 
 import numpy as np
@@ -38,24 +43,28 @@ def is_tensor(x) -> bool:
 
 
 class Short(reprlib.Repr):
-    """Values in a few words: arrays and tensors of more than eight numbers by their shapes."""
+    """Values in a few words: arrays and tensors of more than 16 numbers by their shapes."""
 
     def __init__(self):
         super().__init__()
         self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxdict = 12
+        self.maxlist = self.maxtuple = 12
+        self.maxdict = 4
         self.maxstring = self.maxother = 60
 
     def repr1(self, x, level) -> str:
-        if inspect.isfunction(x):
+        if callable(x) and hasattr(x, "__name__"):
             return x.__name__
         numbers = array(x)
+        if type(x).__repr__ is object.__repr__:
+            return f"a {type(x).__name__}"
         if numbers is None:
             return " ".join(super().repr1(x, level).split())
         values = f"of shape {tuple(x.shape)}"
-        if 0 < numbers.size <= 8:
-            numbers = numbers.astype(float) if numbers.dtype.kind == "f" else numbers
-            values = (numbers if numbers.dtype == bool else np.round(numbers, 4)).tolist()
+        if 0 < numbers.size <= 16:
+            if numbers.dtype.kind == "f":
+                numbers = np.vectorize(lambda number: float(f"{number:.4g}"))(numbers)
+            values = numbers.tolist()
         kind = "tensor" if is_tensor(x) else "array"
         return f"{kind} {values}, {str(x.dtype).removeprefix('torch.')}"
 
@@ -63,8 +72,9 @@ class Short(reprlib.Repr):
 SHORT = Short().repr
 
 
-def shortened(text: str) -> str:
-    return text if len(text) < 400 else text[:400] + "..."
+def said_call(name: str, values: dict) -> str:
+    text = ", ".join(f"{label}={SHORT(value)}" for label, value in values.items())
+    return f"{name}({text})" if len(text) < 500 else f"{name}({text[:500]}...)"
 
 
 # -------------------------------------------------------------------------------------- values
@@ -93,7 +103,8 @@ def mapped(x, leaf: Callable, back: bool = False):
         items = [*x.items()][:: -1 if back else 1]
         return {key: mapped(part, leaf, back) for key, part in items}
     if isinstance(x, (list, tuple)):
-        return type(x)([mapped(part, leaf, back) for part in x])
+        make = getattr(x, "_make", type(x))  # of a NamedTuple
+        return make([mapped(part, leaf, back) for part in x])
     return leaf(x)
 
 
@@ -103,7 +114,8 @@ def frozen(x):
     def leaf(part):
         numbers = array(part)
         if numbers is not None:
-            return numbers.shape, str(part.dtype), hash(numbers.tobytes())
+            wants = getattr(part, "requires_grad", False)
+            return numbers.shape, str(part.dtype), wants, hash(numbers.tobytes())
         return repr(part) if isinstance(part, (float, set, bytearray, np.generic)) else part
 
     return mapped(x, leaf)
@@ -173,22 +185,33 @@ def narrow(x):
     return x.astype(np.result_type(*ends))
 
 
+def equal(found, right, what: str = "the result") -> None:
+    assert found == right, f"{what} is {SHORT(found)}, and should be {SHORT(right)}"
+
+
 def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=None) -> None:
     """Assert that `found` is an array, tensor or number such as `right`: of its shape and dtype (or
-    `dtype`), and within rtol * |right| + atol of it. NaN is only equal to NaN."""
+    `dtype`), and within rtol * |right| + atol of it; or a list of numbers such as `right`, whole
+    where those are whole. NaN is only equal to NaN."""
+    if isinstance(right, list):
+        assert isinstance(found, list), f"{what} is {SHORT(found)}, and should be a list"
+        for i, (a, b) in enumerate(zip(found, right)):
+            whole = isinstance(a, Integral) or not isinstance(b, Integral)
+            assert whole, f"{what}[{i}] is {SHORT(a)}, and should be a whole number"
     b = array(right)
     if b is None:
         a = np.asarray(found)
         b = np.asarray(right)
+        assert a.dtype.kind in "biuf", f"{what} is {SHORT(found)}, and should be {SHORT(right)}"
     else:
         of_a_kind = is_tensor(found) if is_tensor(right) else isinstance(found, np.ndarray)
-        assert of_a_kind, f"{what} is {SHORT(found)}, not of type {type(right).__name__}"
+        assert of_a_kind, f"{what} is {SHORT(found)}, and should be of type {type(right).__name__}"
         wanted = right.dtype if dtype is None else dtype
         wanted = wanted if is_tensor(right) else np.dtype(wanted)
         kinds = [str(kind).removeprefix("torch.") for kind in (found.dtype, wanted)]
-        assert kinds[0] == kinds[1], f"{what} is of {kinds[0]}, not {kinds[1]}"
+        assert kinds[0] == kinds[1], f"{what} is of {kinds[0]}, and should be of {kinds[1]}"
         a = array(found)
-    assert a.shape == b.shape, f"{what} is of shape {a.shape}, not {b.shape}"
+    assert a.shape == b.shape, f"{what} is of shape {a.shape}, and should be of {b.shape}"
     with np.errstate(all="ignore"):
         exact = a.dtype.kind in "biu" and b.dtype.kind in "biu"
         bad = a != b if exact else ~np.isclose(a, b, rtol, atol, equal_nan=True)
@@ -198,8 +221,10 @@ def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=No
         at = np.unravel_index(far.argmax(), far.shape)
         place = f"{what}{[int(i) for i in at]}" if at else what
         more = f"; {bad.sum():,} of {bad.size:,} are wrong, this one most" if bad.size > 1 else ""
-        shown = [f"{x[at]}" if exact else f"{float(x[at]):.10g}" for x in (a, b)]
-        raise AssertionError(f"{place} is {shown[0]}, not {shown[1]}{more}")
+        yours, ours = (f"{x[at]}" if exact else f"{float(x[at]):.10g}" for x in (a, b))
+        if yours == ours:
+            yours, ours = (float(x[at]) for x in (a, b))
+        raise AssertionError(f"{place} is {yours}, and should be {ours}{more}")
 
 
 def alike(found, right) -> None:
@@ -211,7 +236,7 @@ def alike(found, right) -> None:
             values = np.abs(array(b) if array(b) is not None else b, dtype=float)
             near = 1e-3 if getattr(b, "itemsize", 8) > 2 else 0.03
             near = near * values[np.isfinite(values)].max(initial=0)
-            same(a, b, "the result (right before)", 0, near)
+            same(a, b, "the result, this time,", 0, near)
         elif not isinstance(b, (list, tuple, dict)):
             assert a == b, f"the result has {SHORT(a)}; before it was {SHORT(b)}"
 
@@ -239,17 +264,23 @@ def settings() -> dict:
 
 
 # ------------------------------------------------------------------------------------- the calls
+class Names(dict):
+    def __missing__(self, name: str):
+        raise NotImplementedError(f"there is no {name} in the file")
+
+
 class Subject:
     """The answer's functions, watched; the methods of its classes, too."""
 
     def __init__(self, answer):
-        self.own = vars(answer)  # the answer's names, unwatched
+        self.own = Names(vars(answer))  # the answer's, unwatched
         self._may: dict[str, dict] = {}
         self._last = ("the file itself", time.monotonic())  # the last call, when it began
         self._count = 0
         self._returned = None
         self._held: deque = deque(maxlen=HELD)  # (call, result, frozen)
-        self._kept: dict[str, list] = {}  # by function: (call, arguments, result)
+        self._kept: dict[str, list] = {}  # by function: (arguments, result)
+        self._lent: list = []  # in this call: (what it is, value, frozen)
 
     def has(self, name: str) -> bool:
         return name in self.own
@@ -261,8 +292,6 @@ class Subject:
         self._may[name] = dict(change=change.split(), draw=draw, whole=whole.split(), once=once)
 
     def __getattr__(self, name: str):
-        if name not in self.own:
-            raise NotImplementedError(f"there is no {name} in the file")
         value = self.own[name]
         if inspect.isclass(value):
             methods = {n: f for n, f in vars(value).items() if inspect.isfunction(f)}
@@ -273,6 +302,37 @@ class Subject:
             value = self._watched(name, value)
         setattr(self, name, value)
         return value
+
+    def lent(self, function: Callable) -> Callable:
+        """A function of the oracle's, to be called by the answer. What it returns, and what it
+        gives to a function of the answer's, still belongs to the oracle."""
+        name = function.__name__
+
+        def keep(what: str, value):
+            self._lent.append((what, value, frozen(value)))
+            return value
+
+        def theirs(x):
+            if not callable(x):
+                return x
+            return lambda *args: x(*keep(f"what {name} gave to {SHORT(x)}", args))
+
+        @functools.wraps(function)
+        def call(*args, **named):
+            named = {key: theirs(x) for key, x in named.items()}
+            return keep(f"what {name} returned", function(*map(theirs, args), **named))
+
+        return call
+
+    def unmeasured(self, function: Callable, *args):
+        """Work of the oracle's own, which takes nothing of the answer's time."""
+        timers = (signal.ITIMER_PROF, signal.ITIMER_REAL)
+        left = [signal.setitimer(timer, 0)[0] for timer in timers]
+        try:
+            return function(*args)
+        finally:
+            for timer, seconds in zip(timers, left):
+                signal.setitimer(timer, seconds)
 
     def _watched(self, name: str, function: Callable, skip: int = 0) -> Callable:
         """skip: how many arguments at the front, a method's self, are not looked at."""
@@ -288,13 +348,14 @@ class Subject:
                 return function(*args, **named)  # a method that the answer calls for itself
             labels = [*names, *map(str, range(len(names), len(args)))]
             given = dict(zip(labels, args[skip:])) | named
-            told = f"{name}({shortened(', '.join(map(SHORT, given.values())))})"
+            told = said_call(name, given)
             this = self._last = (told, time.monotonic())
             self._count += 1
             again = None
             if not once and len(kept) < KEPT and copyable(given):
                 again = copied(args), copied(named)
             held = list(self._held)
+            self._lent.clear()
             before = frozen(given)
             state = settings()
             try:
@@ -304,6 +365,12 @@ class Subject:
             free = ["torch's global generator"] if may["draw"] else []
             unchanged(state, settings(), free, "{} is not as it was before the call")
             unchanged(before, frozen(given), may["change"], "the argument {} was changed")
+            for what, value, was in self._lent:
+                assert frozen(value) == was, f"{what} was changed"
+            lazy = isinstance(found, Iterator)
+            assert not lazy, (
+                f"the result is a {type(found).__name__}, which has computed nothing yet"
+            )
             for earlier, result, was in held:
                 stays = frozen(result) == was
                 assert stays, f"it changed what an earlier call had returned, {earlier}"
@@ -313,7 +380,7 @@ class Subject:
                 assert not shared(found, value), f"the result shares memory with {whose}"
             self._held.append((told, found, frozen(found)))
             if again and copyable(found):
-                kept.append((told, again, copied(found)))
+                kept.append((again, copied(found)))
             return found
 
         return call
@@ -323,7 +390,7 @@ class Subject:
         for name, kept in self._kept.items():
             whole = self._may[name]["whole"]
             names = inspect.signature(self.own[name]).parameters
-            for told, (args, named), right in kept[::-1]:
+            for (args, named), right in kept[::-1]:
                 narrowed = [narrow(x) if n in whole else x for n, x in zip(names, args)]
                 ways = {
                     f"made again, where calls may be {FRAMES} deep": copied(args),
@@ -332,6 +399,7 @@ class Subject:
                 if whole:
                     ways["made again with whole numbers of a small type"] = narrowed
                 for how, values in ways.items():
+                    told = said_call(name, dict(zip(names, values)) | named)
                     self._last = (f"{how}: {told}", time.monotonic())
                     alike(shallow(self.own[name], values, copied(named)), right)
 
@@ -349,10 +417,14 @@ class Subject:
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
         call, _ = self._last
         if isinstance(error, AssertionError) and not self._line(frames[-1:]):  # the judge's
-            return f"{said}: {call}"
+            return f"{said}: {call}" if self._count else said
         if line or isinstance(error, SyntaxError):
             return f"{said}{line}: {call}"
-        return f"{said}, as the judge cannot use {SHORT(self._returned)}, returned by {call}"
+        if "NoneType" in str(error) and self._returned is None:
+            return f"the result is None: is a `return` missing? {call}"
+        if not self._count:
+            return said
+        return f"the judge can do nothing with {SHORT(self._returned)} ({said}), returned by {call}"
 
     def late(self, seconds: float, frames: list[FrameType]) -> str:
         """The time was over; `frames` are where all threads were, the main one last."""
@@ -361,7 +433,7 @@ class Subject:
         line = next(filter(None, map(self._line, stacks)), "")
         ran = time.monotonic() - began
         if line and ran > seconds / 2:
-            return f"no end in {ran:.0f} seconds{line}: {call}"
+            return f"not done after {ran:.0f} seconds{line}: {call}"
         return f"too slow: {seconds} seconds for {self._count:,} calls, the last one {call}{line}"
 
 
@@ -374,7 +446,7 @@ def line_of(frame: FrameType) -> int:
 def shallow(function: Callable, values, named: dict):
     """Call a function where it can call others FRAMES deep, and numpy does not warn."""
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack(0)) + FRAMES)
+    sys.setrecursionlimit(len([*traceback.walk_stack(None)]) + FRAMES)
     try:
         with np.errstate(all="ignore"):
             return function(*values, **named)

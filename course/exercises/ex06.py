@@ -5,8 +5,8 @@
 A token is a whole number from 0 to V - 1; a byte, for example. model(tokens) takes a list of 1 to
 `length` tokens and gives an array (T, V) of float64: row t has the scores of the token after the
 first t + 1 of them. Predict, draw, append, n times. The model sees the newest `length` tokens, the
-prompt included, and is called exactly once for each new token. The prompt has at least one token,
-and is not changed.
+prompt included, and is called exactly once for each new token. The prompt has at least one token.
+Neither it nor the array is changed: the model may give out a table of its own.
 
 1. The probabilities are softmax of scores / temperature. Temperature 0 means: the likeliest token
    has probability 1 (of several, the smallest number).
@@ -46,80 +46,67 @@ def generate(
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
     import random
-    from itertools import accumulate, cycle, product
-    from operator import index
     from unittest.mock import Mock
 
     import numpy as np
+    from subject import SHORT, equal
 
-    def sums_of(scores, temperature, top_p):
-        """The sum of the probabilities up to each token; temperature 0 is a very small top_p."""
-        top = max(scores)
-        power = [math.exp((score - top) / (temperature or 1)) for score in scores]
-        whole = temperature and top_p == 1  # nothing is cut
-        left = math.inf if whole else (top_p if temperature else 1e-9) * math.fsum(power)
-        for b in sorted(range(len(scores)), key=lambda b: (-scores[b], b)):
-            power[b] = power[b] * (left > 0)
-            left -= power[b]
-        total = math.fsum(power)
-        return [part / total for part in accumulate(power)]
+    hundred = [i / 100 for i in range(100)]
 
-    def writes(prompt, length, temperature, top_p, after, us):
-        """after(tokens): the scores of the next one; us: what rng gives, one for each new token."""
-        text = prompt.copy()
+    def probabilities(scores, temperature, top_p):
+        """Rules 1 and 2, one token at a time. Temperature 0 is a very small top_p."""
+        powers = np.exp((scores - max(scores)) / (temperature or 1))
+        p = powers / powers.sum()
+        top_p = top_p if temperature else 1e-9
+        before = 0.0
+        for b in sorted(range(len(p)), key=lambda b: -scores[b]):
+            share = p[b]
+            p[b] *= before < top_p or top_p == 1
+            before += share
+        return p / p.sum()
+
+    def writes(rule, scores, temperature=1.0, top_p=1.0, us=hundred, prompt=(0,), length=2):
+        """scores: those after each token, or the same after all; us: what rng gives."""
+        V = np.shape(scores)[-1]
+        table = np.broadcast_to(scores, (V, V))
         shown = []
 
         def model(tokens):
-            shown.append([*map(index, tokens)])
-            return np.array([after(shown[-1][: t + 1]) for t in range(len(tokens))])
+            shown.append([*tokens])
+            return table[tokens]
 
-        n = len(us)
         rng = random.Random()
-        rng.random = Mock(side_effect=cycle(us))
-        found = answer.generate(model, prompt, n, length, temperature, top_p, rng)
-        counts = [len(found), len(shown), rng.random.call_count]
-        assert counts == 3 * [n], f"tokens, calls of the model, of rng.random(): {counts}"
-        for token, u, seen in zip(map(index, found), us, shown):
-            context = text[-length:]
-            assert seen == context, (
-                f"the model saw {len(seen)} tokens, at the end {seen[-9:]}, in place of "
-                f"{len(context)}, at the end {context[-9:]}"
-            )
-            sums = sums_of(after(context), temperature, top_p)
-            right = next((b for b, total in enumerate(sums) if total > u), sums.index(sums[-1]))
-            assert token == right, (
-                f"after {context[-9:]} u = {u} gives {token}, not {right}: the sums are "
-                f"{np.round(sums[:8], 4).tolist()}"
-            )
-            text.append(right)
+        rng.random = Mock(side_effect=2 * us)  # more than are needed: they are counted
+        n = len(us)
+        found = answer.generate(answer.lent(model), [*prompt], n, length, temperature, top_p, rng)
+        equal(len(found), n, "the number of new tokens")
+        equal(len(shown), n, "the number of calls of model")
+        equal(rng.random.call_count, n, "rule 3: the number of calls of rng.random()")
+        text = [*prompt]
+        for token, u, seen in zip(found, us, shown):
+            equal(seen, text[-length:], f"after {text}, with length {length}, what the model sees")
+            p = probabilities(table[text[-1]], temperature, top_p)
+            above = (b for b, total in enumerate(np.cumsum(p)) if total > u)
+            said = f"{rule}: u = {u}, scores {SHORT(table[text[-1]])}, p {SHORT(p)}: the token"
+            equal(token, next(above, int(max(p.nonzero()[0]))), said)
+            text.append(token)
 
-    def edges(scores, temperature, top_p):
-        """The same scores after any text, and u at both sides of where each token begins."""
-        sums = {*sums_of(scores, temperature, top_p)}
-        us = [total + d for total in sums for d in (-1e-9, 1e-9) if 0 <= total + d < 1] + [0.0]
-        writes([0], 2, temperature, top_p, lambda tokens: scores, us)
+    example = [0.0, math.log(3), 0.0]
+    writes("the text's example", example, us=[0.75, 0.85])
+    writes("the text's example with top_p = 0.7", example, top_p=0.7, us=[0.85])
+    writes("rule 3, u where a token begins", np.zeros(4), us=[0.0, 0.25, 0.5, 0.75])
 
-    rng = random.Random(8)
-    for size in (5, 5, 40):
-        scores = [rng.gauss(0, 2) for _ in range(size)]
-        for temperature, top_p in product((0, 0.3, 1.0, 3.0), (0.1, 0.5, 0.9, 1.0)):
-            edges(scores, temperature, top_p)
-    edges([5000.0, 5001.0, 4000.0], 0.7, 1.0)
-    edges([3.0, 3.0 + 2**-30], 2**-30, 1.0)  # cold is not greedy
-    edges([1.0] * 300, 1.0, 0.501)
-    edges([-50.0, 0.0], 1.0, 1.0)  # the second is 1 to the last digit, but the first is not cut
+    seven = [1.0, 3.0, 0.5, 3.0, 2.0, 1.0, -1.0]
+    for temperature in (0, 3.0):
+        writes(f"rule 1, temperature {temperature}", seven, temperature)
+        writes(f"rule 2, temperature {temperature}, top_p 0.8", seven, temperature, 0.8)
+    writes("rule 1, large scores", [5000.0, 5001.0, 4000.0])
+    writes("rule 2, a sum that is exactly top_p = 0.5", np.ones(4), top_p=0.5)
+    writes("rule 2, 40 scores 0, 1, 2, 0, 1, 2 ..., top_p 0.8", np.arange(40) % 3.0, top_p=0.8)
+    writes("rule 2, with top_p = 1 nothing is cut", [-50.0, 0.0])
+    almost = [math.nextafter(1.0, 0.0)]  # the computer's sum of ten times 0.1
+    writes("rule 3, the whole sum is not above u", [0.0] * 10 + [-np.inf], us=almost)
 
-    def depends(tokens):
-        """On where the model stands, and on the token there."""
-        return [2 * math.sin(b * len(tokens) + tokens[-1]) for b in range(300)]
-
-    us = [rng.random() for _ in range(1200)]
-    writes([0, 299, 1, 1, 0], 3, 0.8, 0.9, depends, us)
-    writes([3], 1, 0, 1.0, depends, [])
-    writes([3] * 70_000, 300, 1.0, 1.0, depends, us[:2])
-    large = [1.0] * 70_000 + [3.0, 3.0]  # as large as a real vocabulary
-    for temperature in (0, 1.0):
-        writes([0], 4, temperature, 1.0, lambda tokens: large, us[:2])
-    edges([-math.inf, 0.0, 0.0, 0.0, 0.0], 1.0, 0.5)  # the sum before the third is not below 0.5
-    tenths = [math.log(0.1)] * 10 + [-math.inf]  # ten times 0.1 is below 1 for the computer
-    writes([0], 4, 1.0, 1.0, lambda tokens: tenths, [math.nextafter(1.0, 0.0)])
+    table = np.cos(np.arange(81)).reshape(9, 9)
+    writes("a longer text", table, 0.8, 0.9, hundred, [0, 8, 1, 1, 0], 3)
+    writes("no tokens", seven, us=[])

@@ -16,28 +16,14 @@ def rate(step: int, steps: int, warmup: int) -> float:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import numpy as np
     from subject import same
 
-    cases = [  # step, steps, warmup, right
-        (9, 20, 40, 0.25),  # still rising
-        (15, 20, 40, 0.4),  # it rises at 0.4, where falling would give 0.5
-        (18, 20, 40, 0.2),
-        (299, 1000, 600, 0.5),
-        (69_999, 10**6, 280_000, 0.25),
-        (2**24 - 1, 2**40, 2**25, 0.5),
-        (3 * 2**38 + 1, 2**40, 2, 0.5),
-        (2**24, 2**24 + 1, 2, 2 / (2**24 + 1)),
-        (10**9 - 1, 10**9, 2000, 2e-9),
-    ]
-    for steps, warmup in ((100, 20), (101, 1), (100, 50), (7, 0), (1200, 20), (1, 0), (10, 5)):
-        ends = np.array([-1, warmup - 1, steps / 2, steps])  # where the lines begin and end
-        heights = np.interp(range(steps), ends, [0, 1, 1, 0])
-        cases += [(step, steps, warmup, right) for step, right in enumerate(heights)]
-    for steps in (5, 6):  # wherever the lines cross
-        for warmup in range(1, 2 * steps + 2):
-            for step in range(steps):
-                right = min(1, (step + 1) / warmup, 2 - 2 * step / steps)
-                cases.append((step, steps, warmup, right))
-    for *given, right in cases:
-        same(answer.rate(*given), right, "it", 1e-6)
+    for steps, warmup, rates in (
+        (100, 20, {0: 0.05, 40: 1, 75: 0.5}),  # the text's
+        (8, 4, {0: 0.25, 3: 1, 4: 1, 5: 0.75, 7: 0.25}),
+        (3, 0, {0: 1, 1: 1, 2: 2 / 3}),  # half of the steps is no whole number
+        (4, 5, {2: 0.6, 3: 0.5}),  # the lower of the two lines
+    ):
+        for step, right in rates.items():
+            rate = f"the rate at step {step} of {steps}, with a warmup of {warmup},"
+            same(answer.rate(step, steps, warmup), right, rate, 1e-6)

@@ -5,8 +5,9 @@
 
 A piece (document, start, stop) is its tokens start .. stop - 1. Every piece but a document's first
 begins with one repeated token (the BOS of the document), so a piece with start > 0 takes
-stop - start + 1 places of its row. All documents, of any length, are held from the start; when one
-is cut, its rest is held in its place, the repeated token included. Rules:
+stop - start + 1 places of its row. All documents, of one token or more, are held from the start;
+when one is cut, its rest is held in its place, the repeated token included. A row has two places or
+more. Rules:
 1. the pieces of a row take exactly `row` places; what is left at the end, fewer places than a row,
    is not in the result;
 2. every other token of every document (all but the repeated ones and what is left) is in exactly
@@ -24,41 +25,36 @@ def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
-    rng = random.Random(3)
-    cases = [
+    drawn = random.Random(3).choices(range(1, 41), k=180)
+    for lengths, row in (
         ([3, 9, 4, 2], 5),
         ([3, 9, 4, 2], 7),
-        ([2, 4, 9, 3], 5),
-        ([3, 9, 4, 2], 5),
-        ([5], 5),
-        ([2, 2, 2], 5),
-        ([50, 1, 1], 7),
+        ([6, 6, 6], 5),
         ([], 5),
-        ([3] * 300, 900),
-        ([9] * 1200 + [1] * 300, 10),
-        ([3, 2**33 + 1, 70_000, 2**24 + 1, 1], 2**24 + 2),
-    ]
-    cases += [(rng.choices(range(1, 41), k=60), 16) for _ in range(20)]
-    for lengths, row in cases:
+        ([12, 4, 4], 5),  # a rest may be cut in a space of 1
+        (drawn, 16),
+        ([3, 200_000, 70_000, 1], 70_002),
+    ):
         need = dict(enumerate(lengths))  # a document -> the places that it, or its rest, takes
         first = [0] * len(lengths)  # the token with which the next piece of each begins
         for pieces in answer.pack_lengths(lengths, row):
             space = row
             for d, start, stop in pieces:
-                piece = f"{(d, start, stop)}, where {space} places of the row are left,"
+                piece = f"the piece {(d, start, stop)}, where {space} places of the row were left,"
                 needed = need.pop(d, 0)
                 took = stop - start + (start > 0)
-                assert 0 < took <= needed, f"rule 2: {piece} takes {took} of {needed} places"
+                right = 0 < took <= needed
+                assert right, f"rule 2: {piece} takes {took}, and {needed} are left of document {d}"
                 assert start == first[d], f"rule 2: {piece} should begin at {first[d]}"
                 assert took <= space, f"rule 1: {piece} takes {took}"
                 if took < needed:
                     fits = [d for d, n in need.items() if n <= space]
-                    few = ", ".join(map(str, fits[:3]))
-                    assert not fits, f"rule 3: {piece} is cut, though {len(fits)} fit, as {few}"
-                    assert took == space, f"rule 3: {piece} is cut, and takes {took}"
+                    cut = f"rule 3: {piece} cuts document {d}"
+                    assert not fits, f"{cut}, though these documents fit: {fits[:9]}"
+                    assert took == space, f"{cut}, and takes only {took}"
                     need[d] = needed - took + 1
                 first[d] = stop
                 space -= took
-            assert space == 0, f"rule 1: {space} places are left at the end of the row {pieces}"
+            assert space == 0, f"rule 1: {space} of {row} places are empty in the row {pieces}"
         left = sum(need.values())
-        assert left < row, f"rule 1: {left} places are left over, and make a row"
+        assert left < row, f"rule 1: {left} places of documents are in no row, enough for one more"

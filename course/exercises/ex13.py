@@ -18,31 +18,19 @@ def bits_of_text(nats: np.ndarray, sizes: np.ndarray) -> float:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import math
-
     import numpy as np
     from subject import same
 
     answer.may("bits_of_text", whole="sizes")
-    rng = np.random.default_rng(32)
-    texts = [  # nats, sizes
-        (np.array([math.log(2), 3 * math.log(2)]), np.array([1, 3])),
-        (np.array([1.0, 50.0, 2.0]), np.array([4, 0, 1])),
-        (np.array([0.5, np.inf]), np.array([2, 0])),  # BOS ruled out
-        (np.full(3000, 40, np.float16), np.full(3000, 3, np.uint8)),
-        (np.full(40_000, 0.1, np.float16), np.full(40_000, 127, np.int8)),
-        (np.append(np.full(2000, 1e-8, np.float32), np.float32(4)), np.full(2001, 1)),
-    ]
-    texts.append((np.array([1.0, np.inf, 2.0]), np.array([1, 2, 0])))  # a target of p = 0
-    texts.append((np.array([1.0, np.nan]), np.array([1, 2])))
-    texts.append((np.array([1.0, 2.0, 5.0]), np.array([300, 70_000, 3_000_000_000])))
-    for n in (1, 7, 5000):
-        sizes = np.append(rng.integers(0, 5, n), 2)
-        texts.append((rng.exponential(2.0, n + 1), sizes))
-        texts.append((rng.exponential(2.0, n + 1).astype(np.float32), sizes.astype(np.int16)))
-    for nats, sizes in texts:
-        found = answer.bits_of_text(nats, sizes)
-        asked = [float(x) for x, size in zip(nats, sizes) if size]
-        right = math.fsum(asked) / (sum(map(int, sizes)) * math.log(2))
-        assert isinstance(found, float), f"{type(found)}, not a float"
-        same(found, right, "it", 1e-10)
+
+    def judge(rule, nats, sizes, right):
+        found = answer.bits_of_text(np.array(nats), np.array(sizes))
+        same(found, right, f"{rule}: the result", 1e-10)
+
+    ln2 = np.log(2)
+    judge("the text's example", [ln2, 3 * ln2], [1, 3], 1)
+    judge("all bits over all bytes", [ln2, 2 * ln2], [4, 1], 3 / 5)
+    judge("BOS counts in neither sum", [ln2, 50, np.inf, ln2], [1, 0, 0, 3], 2 / 4)
+    nats = [4096, 1, 2**-13]  # not even float32 has their sum
+    sizes = np.array([200, 100, 1], np.uint8)
+    judge("sums in float64", np.array(nats, np.float16), sizes, sum(nats) / (301 * ln2))

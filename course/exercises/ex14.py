@@ -43,73 +43,52 @@ def fit(turns: Turns, encode, length: int) -> Turns:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
-    import random
-    import re
-    from functools import cache
+    from subject import equal, same
 
-    from subject import same
+    names = {0: "bos", 1: "user", 2: "assistant", 3: "end"}
 
-    def right(turns, encode):
-        """-> ids, mask."""
-        said = [(answer.ROLES[role], [*encode(text), answer.END]) for role, text in turns]
-        ids = [answer.BOS] + [i for role, text in said for i in (role, *text)]
-        mask = [0] + [bit for role, text in said for bit in (0, *[role - 1] * len(text))]
-        asked = turns[-1][0] != "assistant"
-        return ids + [answer.ROLES["assistant"]] * asked, mask + [0] * asked
+    def encode(text):  # a token has two letters
+        tokens = [text[i : i + 2] for i in range(0, len(text), 2)]
+        ids = [int.from_bytes(token.encode(), "big") for token in tokens]
+        names.update(zip(ids, tokens))
+        return ids
 
-    def judge_render(turns, encode) -> None:
+    hi = ("user", "Hi")
+    yes = ("assistant", "Yes")
+    no = ("assistant", "")
+    why = ("user", "Why?")
+    typed = ("user", " e\u0301<|end|>")
+    for turns, tokens, learned in (
+        ([hi, yes], "bos/user/Hi/end/assistant/Ye/s/end", "00000111"),
+        ([hi], "bos/user/Hi/end/assistant", "00000"),
+        ([no, hi, why], "bos/assistant/end/user/Hi/end/user/Wh/y?/end/assistant", "00100000000"),
+        ([typed], "bos/user/ e/\u0301</|e/nd/|>/end/assistant", "000000000"),
+    ):
         ids, mask = answer.render(turns, encode)
-        right_ids, right_mask = right(turns, encode)
-        same(ids, right_ids, "rules 1 and 3, with each text encoded whole: ids")
-        same(mask, right_mask, "rule 2: mask")
+        found = "/".join(str(names.get(i, i)) for i in ids)
+        equal(found, tokens, "rules 1 and 3: what the ids mean")
+        same(ids, [*map(int, ids)], "rule 1: ids")
+        same(mask, [int(bit) for bit in learned], f"rule 2: {tokens}: the mask")
 
-    def judge_shifted(ids, mask, length) -> None:
-        inputs, targets = answer.shifted(ids, mask, length)
-        same(inputs, (ids[:-1] + [answer.END] * length)[:length], "rule 4: inputs")
-        learned = [i if m else answer.IGNORED for i, m in zip(ids[1:], mask[1:])]
-        same(targets, (learned + [answer.IGNORED] * length)[:length], "rule 4: targets")
+    for length in (6, 3, 9):
+        inputs, targets = answer.shifted([0, 1, 7, 2, 8, 0, 3], [0, 0, 0, 0, 1, 1, 1], length)
+        same(inputs, [0, 1, 7, 2, 8, 0, 3, 3, 3][:length], "rule 4: inputs")
+        right = [-100, -100, -100, 8, 0, 3, -100, -100, -100]
+        same(targets, right[:length], "rule 4: targets")
 
-    def judge_fit(turns, encode) -> None:
-        ends = [turns[i:] for i, (role, _) in enumerate(turns) if role == "user"]
-        sizes = [len(right(end, encode)[0]) for end in ends]
-        for length in sorted({size + more for size in sizes for more in (-5, -1, 0, 1)}):
-            fits = [end for end, size in zip(ends, sizes) if size <= length][:1]
+    for turns, kept in (  # length -> how many turns are kept; 0: a ValueError
+        ([hi], {4: 0, 5: 1}),
+        ([yes, hi, yes, no, why, hi], {4: 0, 8: 1, 9: 2, 18: 5}),
+        ([hi, yes, why, hi, yes, yes], {11: 0, 12: 3, 16: 4, 99: 6}),
+        ([hi, *[no] * 300, hi], {607: 1, 608: 302}),
+    ):
+        for length, n in kept.items():
             try:
                 found = answer.fit(turns, encode, length)
             except ValueError as error:
-                assert not fits, f"rule 5: {fits!r:.300} fits, but ValueError: {error}"
-                said = re.findall(r"\d+", str(error))
-                last = f"rule 5: it takes {sizes[-1]} ids; the error says: {error}"
-                assert str(sizes[-1]) in said, last
+                assert not n, f"rule 5: the last {n} turns fit, but ValueError: {error}"
+                told = str(length + 1) in str(error)
+                assert told, f"rule 5: {str(error)!r} should name the last user's {length + 1} ids"
             else:
-                assert [found] == fits, f"rule 5: {found!r:.300}, but what fits is {fits!r:.300}"
-
-    draw = random.Random(37)
-    hi = ("user", "Hi")
-    conversations = [[hi, ("assistant", "Yes")], [hi]]
-    texts = ["What?", "It is called argparse.", "", " called\ncalled ", "<|assistant|>I<|end|>"]
-    texts.append("e\u0301\r\n")
-    for _ in range(20):
-        roles = ["user", *draw.choices(["user", "assistant"], k=draw.randint(0, 6))]
-        draw.shuffle(roles)
-        conversations.append([(role, draw.choice(texts)) for role in roles])
-    for turns in conversations:
-        for first, pace in ((2**24, 2), (100, 1)):  # two tokenizers
-
-            @cache  # its lists are its own
-            def encode(text, first=first, pace=pace):
-                return [first + len(text) + ord(letter) for letter in text[::pace]]
-
-            judge_render(turns, encode)
-            judge_render(turns, encode)
-            judge_fit(turns, encode)
-            ids, mask = right(turns, encode)
-            for length in (1, 2, len(ids) - 2, len(ids) - 1, len(ids), len(ids) + 5):
-                judge_shifted(ids, mask, length)
-    judge_shifted([7, 0, 3, 0], [0, 1, 1, 0], 3)
-    for _ in range(2):  # new lists each time
-        judge_shifted([7], [1], 3)
-    turns = [hi, *[("assistant", "")] * 1200, ("assistant", 70_000 * "x"), hi]
-    judge_fit(turns, encode)
-    judge_render(turns, encode)
-    judge_shifted(*right(turns, encode), 70_000)
+                assert n, "rule 5: not even the last user's turn fits, and there is no ValueError"
+                equal(found, turns[-n:], "rule 5: the result")

@@ -32,168 +32,108 @@ def publish(disk, folder: str, files: dict[str, bytes]) -> None:
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import copy
-    import random
-    from contextlib import suppress
     from itertools import count
+    from types import SimpleNamespace
 
-    from subject import SHORT
+    class Crash(BaseException):
+        """Comes out of every operation from then on."""
 
-    rng = random.Random(16)
-    run = {"step_4": {"weights": b"older"}, "a": {}, "notes": b"n"}
-    start = {"run": run, "step_4": {"config": b"o"}}  # all of it lasts
-    luck = {  # of a file or a folder: did what was not synced survive?
-        "all that was not synced is lost": lambda folder: False,
-        "contents that were not synced are lost": lambda folder: folder,
-        "names that were not synced are lost": lambda folder: not folder,
-        "nothing is lost": lambda folder: True,
-        "some of what was not synced is lost": lambda folder: rng.random() < 0.5,
-    }
+    def nodes(content):
+        """Bytes of a file, or {name: content} of a folder -> a node, all of which is synced."""
+        if isinstance(content, dict):
+            content = {name: nodes(child) for name, child in content.items()}
+        return SimpleNamespace(now=content, synced=copy.copy(content))
 
-    def attempt(root, operations):
-        """publish, with a crash after so many operations."""
-        disk = Disk(copy.deepcopy(root), operations)
-        with suppress(Crash):
-            publish(disk, folder, files)
-        return disk
+    def left(node, lost):
+        """The reverse, after a crash. lost: what of all that was not synced."""
+        if not isinstance(node.now, dict):
+            return node.synced if "contents" in lost else node.now
+        names = node.synced if "names" in lost else node.now
+        return {name: left(child, lost) for name, child in names.items()}
 
-    def explore(root, crashes, story, was_there=False):
-        """publish, with a crash after each operation; then again, and so on."""
-        for operations in count(1) if crashes else [0]:
-            disk = attempt(root, operations)
-            told = f"{story}{disk}"
-            now = content(disk.root, lambda folder: True)
-            assert disk.dead or now == wanted, (
-                f"the disk holds {SHORT(now)}, not {SHORT(wanted)}: {told}"
-            )
-            for what, keeps in luck.items():
-                after = content(disk.root, keeps)
-                found = after
-                for name in folder.split("/"):
-                    found = (found or {}).get(name)
-                here = f"{told}; then a crash, {what}"
-                assert disk.dead or after == wanted, f"the disk holds {SHORT(after)}: {here}"
-                assert found == files or found is None and disk.dead and not was_there, (
-                    f"{folder} is {SHORT(found)}: {here}"
-                )
+    class Disk:
+        def __init__(self, root, story, operations):
+            self.top = {"": copy.deepcopy(root)}
+            self.story = story  # all that has happened
+            self.operations = operations  # until the crash
+
+        def find(self, what, path, there=None):
+            """-> the names in its folder, its own name. there: whether it should be there."""
+            if self.operations == 0:
+                raise Crash
+            self.operations -= 1
+            self.story += f"{what} {path or '/'}; "
+            names = self.top
+            *folders, name = f"/{path}".rstrip("/").split("/")
+            for folder in folders:
+                assert folder in names, f"rule 3: there is no folder for {path}: {self.story}"
+                names = names[folder].now
+            right = there in (None, name in names)
+            assert right, f"rule 3: {path} is {'not' if there else 'already'} there: {self.story}"
+            return names, name
+
+        def exists(self, path):
+            names, name = self.find("exists", path)
+            return name in names
+
+        def mkdir(self, path):
+            names, name = self.find("mkdir", path, False)
+            names[name] = nodes({})
+
+        def write(self, path, data):
+            names, name = self.find("write", path)
+            file = names.setdefault(name, nodes(b""))
+            file.now = data
+            file.synced = b""
+
+        def rename(self, old, new):
+            names, name = self.find("rename", old, True)
+            new_names, new_name = self.find("to", new)
+            if new_name in new_names and isinstance(new_names[new_name].now, dict):
+                new_names = new_names[new_name].now  # into it
+                new_name = name
+            new_names[new_name] = names.pop(name)
+
+        def remove(self, path):
+            names, name = self.find("remove", path, True)
+            del names[name]
+
+        def fsync(self, path):
+            names, name = self.find("fsync", path, True)
+            names[name].synced = copy.copy(names[name].now)
+
+    def judge(folder, start, wanted):
+        def explore(root, crashes, story="", was_there=None):
+            """Publish with a crash after each operation; then again, with one crash less."""
+            for operations in count() if crashes else [-1]:
+                disk = Disk(root, story, operations)
+                returned = True
+                publish = answer.own["publish"] if story else answer.publish  # unwatched is faster
+                try:
+                    publish(disk, folder, files)
+                except Crash:
+                    returned = False
+                for lost in ("nothing", "contents", "names", "contents and names"):
+                    here = f"{disk.story}a crash loses {lost}"
+                    found = tree = left(disk.top[""], lost)
+                    for name in folder.split("/"):
+                        found = (found or {}).get(name)
+                    assert found in (None, files), f"rule 1: {folder} has {found}: {here}"
+                    assert found or not returned, f"rule 2: {folder} is not there: {here}"
+                    assert found or not was_there, f"rule 4: {folder} is no longer there: {here}"
+                    assert tree == wanted or not returned, f"rule 5: the disk has {tree}: {here}"
+                    if crashes:
+                        explore(nodes(tree), crashes - 1, f"{here}; again: ", found)
                 if crashes:
-                    explore(node(after), crashes - 1, f"{here}; again: ", found is not None)
-            if crashes:
-                explore(disk.root, crashes - 1, f"{told}; then the process is killed; again: ")
-            if not disk.dead:
-                return
+                    explore(disk.top[""], crashes - 1, f"{disk.story}it is killed; again: ")
+                if returned:
+                    return
 
-    letters = "abcdefgh._-"
-    for folder, amount in (
-        ("run/step_5", 3),
-        ("step_5", 2),
-        ("run/a/step_7", 0),
-        ("run/b", 1),
-        ("run/many", 1500),
-    ):
-        files = {"".join(rng.choices(letters, k=6)): i * b"x" for i in range(amount)}
-        wanted = copy.deepcopy(start)
-        place = wanted
-        *parents, name = folder.split("/")
-        for parent in parents:
-            place = place[parent]
-        place[name] = files
-        answer.publish(Disk(node(start), 0), folder, files)
-        publish = answer.own["publish"]  # for thousands of calls
-        explore(node(start), 2 if amount < 9 else 0, "")
-        for operations in range(1, 12, 4):
-            root = node(start)
-            for _ in range(300):
-                root = attempt(root, operations).root
-            explore(root, 0, f"killed 300 times after {operations} operations; again: ")
+        for crashes in range(3):
+            explore(nodes(start), crashes)
 
-
-class Crash(Exception):
-    pass
-
-
-class Disk:
-    """A node is [content that lasts, content now]: bytes of a file, {name: node} of a folder."""
-
-    def __init__(self, root, operations):
-        self.root = root
-        self.left = operations
-        self.log = []
-        self.dead = False
-
-    def _node(self, path):
-        if self.dead:
-            raise Crash
-        node = self.root
-        for name in path.split("/") if path else ():
-            assert isinstance(node[1], dict) and name in node[1], f"{path} does not exist: {self}"
-            node = node[1][name]
-        return node
-
-    def _names(self, path):
-        folder, _, name = path.rpartition("/")
-        return self._node(folder)[1], name
-
-    def _did(self, *operation):
-        self.log.append(" ".join(operation))
-        self.left -= 1
-        if self.left == 0:
-            self.dead = True
-            raise Crash
-
-    def __repr__(self):
-        return "; ".join(self.log[-30:]) or "nothing was done"
-
-    def exists(self, path):
-        names, name = self._names(path)
-        return name in names
-
-    def mkdir(self, path):
-        names, name = self._names(path)
-        assert name not in names, f"mkdir {path}, which exists: {self}"
-        names[name] = node({})
-        self._did("mkdir", path)
-
-    def write(self, path, data):
-        names, name = self._names(path)
-        names.setdefault(name, node(b""))[:] = [b"", bytes(data)]  # empty until it is synced
-        self._did("write", path)
-
-    def rename(self, old, new):
-        source, name = self._names(old)
-        target, as_name = self._names(new)
-        moved = self._node(old)
-        if as_name in target and isinstance(target[as_name][1], dict):
-            target = target[as_name][1]  # into it
-            as_name = name
-        del source[name]
-        target[as_name] = moved
-        self._did("rename", old, new)
-
-    def remove(self, path):
-        self._node(path)
-        names, name = self._names(path)
-        del names[name]
-        self._did("remove", path)
-
-    def fsync(self, path):
-        import copy
-
-        found = self._node(path)
-        found[0] = copy.copy(found[1])
-        self._did("fsync", path or "/")
-
-
-def node(content):
-    """Of bytes, or {name: the same again}: a node of which all lasts."""
-    if isinstance(content, dict):
-        content = {name: node(child) for name, child in content.items()}
-        return [content, content.copy()]
-    return [content, content]
-
-
-def content(node, keeps):
-    """The reverse, after a crash."""
-    kept = node[keeps(isinstance(node[1], dict))]
-    if isinstance(kept, dict):
-        return {name: content(child, keeps) for name, child in kept.items()}
-    return kept
+    files = {"weights": b"www", "config": b"c"}
+    start = {"step_4": {"weights": b"older"}}
+    end = start | {"step_5": files}
+    judge("step_5", start, end)
+    judge("a/b/step_5", {"a": {"b": start}}, {"a": {"b": end}})

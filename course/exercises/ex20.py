@@ -21,59 +21,34 @@ def merge(
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
+    from itertools import product
+
     import numpy as np
     from subject import same
 
     rng = np.random.default_rng(5)
-    values = rng.normal(size=500)
 
-    def draw(n, keys):
-        return rng.integers(-2000, 2000, (n, keys)) / 1024
-
-    def attend(scores, v):
-        """softmax(scores) v and lse in float64; a row of -inf gives 0 and -inf."""
-        top = scores.max(1, keepdims=True, initial=-30_000)
+    def attend(scores, values):
+        """By the definition, in float64; where all is masked, o is 0 and lse -inf."""
+        top = scores.max(0, initial=-30_000)
         weights = np.exp(scores - top)
-        total = weights.sum(1, keepdims=True)  # 1 or more, if a key is seen
-        return weights @ v / np.maximum(total, 1), (np.log(total) + top)[:, 0]
+        total = weights.sum(0)  # 1 or more, unless all is masked
+        return weights.T @ values / np.maximum(total, 1)[:, None], np.log(total) + top
 
-    def check(scores, cuts, dtype="float64", width=3, values=values):
-        v = np.resize(values, (scores.shape[1], width))
+    @np.errstate(all="ignore")
+    def check(add1, add2, dtype):
+        scores = rng.normal(size=(2, 3, 2))  # (block, key, query)
+        scores[:, :, 0] += [[add1], [add2]]
+        values = rng.normal(size=(2, 3, 2))  # (block, key, D)
+        first, second = map(attend, scores, values)
+        o, lse = answer.merge(*[x.astype(dtype) for x in (*first, *second)])
+        right_o, right_lse = attend(np.vstack(scores), np.vstack(values))
+        case = f"{dtype}, {add1} added to query 0's scores in block 1, {add2} in block 2"
         near = np.finfo(dtype).eps ** 0.5
-        with np.errstate(all="ignore"):
-            found, *blocks = [
-                [x.astype(dtype) for x in attend(*block)]
-                for block in zip(np.split(scores, cuts, 1), np.split(v, cuts))
-            ]
-            for block in blocks:
-                found = answer.merge(*found, *block)
-            for what, x, right in zip(("o", "lse"), found, attend(scores, v)):
-                same(x, right, what, 0, near, dtype)
+        same(o, right_o, f"{case}: o", 0, near, dtype)
+        same(lse, right_lse, f"{case}: lse", 0, near, dtype)
 
-    scores = draw(6, 12)
-    block = attend(scores, scores.T)
-    answer.merge(*block, *block)  # where numpy warns
-    first = np.arange(12) < 6
-    for i in (-1, 0, 35):  # another value in none, or one of either block
-        check(scores, [6], values=np.where(np.arange(500) == i, 9, values))
-    zeros = np.zeros((2, 2)), np.zeros(2), np.ones((2, 2)), np.zeros(2)
-    same(answer.merge(*zeros)[0], np.full((2, 2), 0.5), "o", 0, 1e-9)
-    wide = np.array([[60000.0]], np.float16), np.zeros(1, np.float16)
-    same(answer.merge(*wide, -wide[0], wide[1])[0], np.zeros((1, 1), np.float16), "o", 0, 1)
-    for above in (1, 9, 15, 800):  # where a small weight still counts, and where it is 0
-        for block in (first, ~first):
-            check(scores + above * block, [6])
+    for added in product((0, 20_000, -20_000, -np.inf), repeat=2):
+        check(*added, "float64")  # rule 1; rule 2 with -inf
     for dtype in ("float32", "float16"):
-        check(scores, [5], dtype)
-    check(draw(2, 300), range(1, 300))  # one by one
-    for n, width in ((1, 1), (1, 64), (8, 1), (0, 4), (3, 0), (66_000, 1)):
-        check(draw(n, 3), [1, 2], width=width)
-    for shift in (1000, -1000):
-        check(scores + shift, [6], "float32")
-    for shift in (20_000, -20_000):
-        check(scores + shift, [4, 8])
-    check(scores + np.array([0, 3000, -3000, 0, 5000, -5000])[:, None], [4, 8])
-    causal = np.arange(6)[:, None] * 2 >= np.arange(12)
-    nothing = np.arange(6)[:, None] == 2  # is seen by one query
-    for seen in (causal, causal[:, ::-1], causal & ~nothing, first, ~first):
-        check(np.where(seen, scores, -np.inf), [4, 8])
+        check(0, 5, dtype)  # rule 3

@@ -22,62 +22,36 @@ def audit(line: dict) -> str:
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
-    import random
 
-    rng = random.Random(7)
-    cards = {
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA L40": 181e12,
-        "NVIDIA A100-SXM4-80GB": 312e12,
-        "NVIDIA B200": 2.25e15,
-        "NVIDIA GeForce RTX 4090": 165.2e12,
-        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
-        "NVIDIA RTX A4000": None,
-        "NVIDIA GeForce RTX 4090 D": None,
-        "NVIDIA L40-S": 362e12,
-    }
-    fields = ["tokens", "tokens_per_s", "tflops", "mfu"]
+    from subject import equal
 
-    def judge(line, expected, why):
-        found = answer.audit(line)
-        assert found == expected, f"{why}: it is {found!r}, not {expected!r}"
+    facts = dict(
+        gpu="NVIDIA H100 80GB HBM3",
+        gpus=8,
+        rows=16,
+        seq_len=2048,
+        grad_accum=3,
+        dt_s=5.0,
+        flops_per_token=3e9,
+    )
+    tflops = 58.9824
+    right = dict(tokens=786_432, tokens_per_s=157_286.4, tflops=tflops, mfu=tflops / 989)
 
-    def draw(gpu, gpus):
-        """The facts of a line, and the four that follow."""
-        facts = dict(gpus=gpus, rows=16, seq_len=2048, grad_accum=3)
-        tokens = math.prod(facts.values())
-        flops = rng.uniform(40e12, 100e12)
-        speed = flops / 3e9 * gpus
-        peak = cards[gpu]
-        facts |= dict(gpu=gpu, flops_per_token=3e9, dt_s=tokens / speed)
-        return facts, dict(zip(fields, (tokens, speed, flops / 1e12, peak and flops / peak)))
+    def judge(expected, why, **changes):
+        line = facts | right | changes
+        equal(answer.audit(line), expected, f"{why}: the answer for {line}")
 
-    for gpu, gpus in zip(cards, [1, 8, 10**7] * 3):
-        facts, exact = draw(gpu, gpus)
-        printed = {field: x and float(f"{x:.3g}") for field, x in exact.items()}
-        line = facts | printed
-        judge(line, "", "nothing is wrong here")
-        for fact, field in zip(
-            ("gpus", "rows", "seq_len", "grad_accum", "dt_s", "flops_per_token"),
-            ("tokens", "tokens", "tokens", "tokens", "tokens_per_s", "tflops"),
-        ):
-            judge(line | {fact: 2 * line[fact]}, field, f"another {fact}")
-        factors = {0.97, 1.03, 0.985, 1.015, 0.5, 2, 100, 0, -1, math.nan, math.inf}
-        factors |= {gpus, 1 / gpus, 3, 1 / 3}
-        for i, field in enumerate(fields):
-            later = dict.fromkeys(fields[i + 1 :], 0.3) if gpus == 8 else {}
-            for factor in factors - {1}:
-                wrong = {field: factor * (printed[field] or 0.4)}
-                judge(line | wrong | later, field, f"{field} x {factor:.3g}")
-        if cards[gpu]:
-            judge(line | {"mfu": None}, "mfu", "None for a card whose peak is known")
-    facts, exact = draw("NVIDIA L40", 8)
-    for field, x in exact.items():
-        for off in (0.0045, 0.0049, 0.0052, 0.0055, 0.008):
-            for factor in (1 - off, 1 + off):
-                line = facts | exact | {field: factor * x}
-                judge(line, "" if off < 0.005 else field, f"{field} x {factor:.4f}")
-    for a in (0.996, 1.004):
-        near = {name: x * f for (name, x), f in zip(exact.items(), (1, a, 2 - a, a))}
-        judge(facts | near, "", "each within 0.5% of the true value, though not of each other")
+    printed = dict(tokens=7.86e5, tokens_per_s=1.57e5, tflops=59.0, mfu=0.0596)
+    judge("", "three correct digits each", **printed)
+    for field, value in right.items():
+        for factor in (0.99501, 1.00499):
+            judge("", f"{field} is off by 0.499%", **{field: factor * value})
+        for factor in (0.99498, 1.00502, -1, math.nan, math.inf):
+            judge(field, f"{field} is {factor} times the true value", **{field: factor * value})
+    judge("tokens", "tokens and mfu are wrong", tokens=1, mfu=0.9)
+
+    judge("", "another card", gpu="NVIDIA H100 PCIe", mfu=tflops / 756)
+    judge("mfu", "a card of the table", mfu=None)
+    for gpu in ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX A4000"):
+        judge("", "a card that is not in the table", gpu=gpu, mfu=None)
+        judge("mfu", "a card that is not in the table", gpu=gpu, mfu=0.4)

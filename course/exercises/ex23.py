@@ -22,105 +22,69 @@ def materialize(model: nn.Module, device: str) -> None:
 
 
 def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
+    from itertools import combinations
+
     import torch
-    from subject import same
+    from subject import equal, same
     from torch import nn
 
-    class Places(nn.Module):
-        """With buffers only."""
-
-        def __init__(self, rows: int) -> None:
+    class Table(nn.Module):
+        def __init__(self, rows: int, dtype=None) -> None:
             super().__init__()
-            self.register_buffer("places", torch.empty(rows, dtype=torch.int64))
-            self.register_buffer("cos", torch.empty(rows), persistent=rows > 5)
-            self.register_buffer("none", None)
+            self.weight = nn.Parameter(torch.empty(rows, 2, dtype=dtype))
+            self.register_parameter("bias", None)
+            self.register_buffer("scale", torch.empty(rows), persistent=rows != 3)
             self.asked = 0
 
         def reset_parameters(self) -> None:
             self.asked += 1
-            with torch.no_grad():
-                for t in (*self.parameters(recurse=False), *self.buffers(recurse=False)):
-                    t.copy_(10 * torch.randn(t.shape))
+            nn.init.normal_(self.weight)
+            nn.init.normal_(self.scale)
 
-    class Table(Places):
-        """A module with another one inside; it inherits reset_parameters."""
+    class Model(Table):
+        """A module with others inside; containers have no reset_parameters."""
 
-        def __init__(self, rows: int, dtype=None) -> None:
-            super().__init__(rows)
-            weight = torch.empty(rows, 4, dtype=dtype)
-            self.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
-            self.bias = nn.Parameter(torch.empty(()))
-            self.register_parameter("absent", None)
-            self.inside = Places(rows)
-
-    def build(shared: bool) -> nn.Module:
-        """A container, so it has no reset_parameters."""
-        kinds = (torch.bfloat16, torch.int8, None)
-        model = nn.ModuleDict(
-            {
-                "wide": Table(70_000),
-                "layers": nn.ModuleList(
-                    nn.Sequential(*(Table(5, k) for k in kinds)) for _ in kinds
-                ),
-                "many": nn.ModuleList(Table(6) for _ in range(300)),
-            }
-        )
-        first, *others = model["layers"]
-        first[2].weight.requires_grad_(False)
-        if shared:
-            model["again"] = nn.Sequential(first, model["many"][7])
-            for table in model["many"]:
-                table.weight = model["many"][0].weight
-            for layer in others:
-                layer[1].absent = first[1].weight
-                layer[2].weight = first[2].weight
-                layer[0].bias = first[1].bias
-                layer[2].cos = first[2].cos
-        return model
+        def __init__(self) -> None:
+            super().__init__(5)
+            self.layers = nn.Sequential(Table(3), nn.Sequential(Table(5), Table(3, torch.bfloat16)))
+            self.head = Table(5)
+            self.head.weight = self.weight
+            self.layers[1][0].scale = self.head.scale
+            self.again = self.layers[0]
+            self.layers[0].weight.requires_grad_(False)
 
     def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         named = dict(model.named_parameters(remove_duplicate=False))
         return named | dict(model.named_buffers(remove_duplicate=False))
 
-    def firsts(tensors: dict) -> dict:
-        """For each name the first name of its tensor."""
-        seen = {}
-        return {name: seen.setdefault(id(t), name) for name, t in tensors.items()}
-
     answer.may("materialize", draw=True)
-    for seed, (make, given) in enumerate([(build, False), (build, True), (Table, 6)]):
-        plain = make(given)
-        torch.manual_seed(seed)
-        for module in plain.modules():
-            if hasattr(module, "asked"):
-                module.reset_parameters()
+    plain = Model()
+    torch.manual_seed(0)
+    for module in plain.modules():
+        if isinstance(module, Table):
+            module.reset_parameters()
+    right = tensors(plain)
+    for device in ("cpu", "meta"):  # which every machine has
         with torch.device("meta"):
-            model = make(given)
-            elsewhere = make(given)
+            model = Model()
         modules = list(model.modules())
-        torch.manual_seed(seed)
-        torch.use_deterministic_algorithms(True)  # new memory is full of NaN
-        try:
-            answer.materialize(model, "cpu")
-        finally:
-            torch.use_deterministic_algorithms(False)
-        assert modules == list(model.modules()), "a module was replaced by another"
-        for name, module in model.named_modules():
-            asked = getattr(module, "asked", 1)
-            assert asked == 1, f"reset_parameters of {name} was called {asked} times"
+        torch.manual_seed(0)
+        answer.materialize(model, device)
+        assert modules == list(model.modules()), "rule 1: a module was replaced by another"
         found = tensors(model)
-        right = tensors(plain)
-        for ours, theirs in ((found, right), (model.state_dict(), plain.state_dict())):
-            other = sorted(ours.keys() ^ theirs.keys())[:4]
-            assert not other, f"{other} are new, gone, or not to be saved any more, or now"
-        ties = firsts(right)
-        for name, first in firsts(found).items():
-            t = found[name]
-            assert t.device.type == "cpu", f"{name} is on {t.device}"
-            wants = right[name].requires_grad
-            assert t.requires_grad == wants, f"requires_grad of {name} should be {wants}"
-            assert first == ties[name], f"{name} should be one tensor with {ties[name]}"
-            same(t, right[name], name, 0, 0)
-        answer.materialize(elsewhere, "meta")  # where there is nothing to see but the device
-        for name, t in tensors(elsewhere).items():
-            assert t.is_meta, f"{name} is on {t.device}"
+        for name, t in found.items():
+            equal(t.device.type, device, f"rule 1: the device of model.{name}")
+            equal(t.dtype, right[name].dtype, f"rule 1: the dtype of model.{name}")
+            equal(t.requires_grad, right[name].requires_grad, f"rule 4: model.{name}.requires_grad")
+        for a, b in combinations(right, 2):
+            one = right[a] is right[b]
+            equal(
+                found[a] is found[b], one, f"rule 2: whether model.{a} and model.{b} are one object"
+            )
+        for name, module in model.named_modules():
+            if isinstance(module, Table):
+                what = f"rule 3: how often reset_parameters of {name or 'the model'} was called"
+                equal(module.asked, 1, what)
+        if device == "cpu":
+            for name, t in found.items():
+                same(t, right[name], f"rule 3: after torch.manual_seed(0), model.{name}", 0, 0)

@@ -17,7 +17,8 @@ The ten faults are listed in course/clinic.py (`SICK`, a line each); a run witho
 The optimizer is Adam without weight decay. Make as many runs as you like to learn from, with any
 seeds: `clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others, which it draws from
 the text of your file: where a fault strikes, and when, depends on the seed. Change nothing in what
-you get.
+you get. Only the noise of the loss tells "healthy", "not_shuffled" and "repeated_epoch" from each
+other, and one run in some hundreds looks like another kind: of these three, one may be missed.
 """
 
 
@@ -30,28 +31,20 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     from pathlib import Path
 
     import clinic
-    import numpy as np
-    import torch
 
-    # other seeds for each answer: no table of runs is of use, and a verdict comes again
+    # other seeds for each answer, the same whenever it is judged
     first = 2304 + 1008 * (zlib.crc32(Path(answer.__file__).read_bytes()) % 1000)
-    often = dict.fromkeys(clinic.SICK, 2) | {"healthy": 4}
+    often = dict.fromkeys(clinic.SICK, 2) | {"healthy": 4, "rate_spike": 6}
     # each head, bucket and matrix once, and repeated epochs of 24 to 35 steps
     often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 8, "repeated_epoch": 12}
     cases = [(kind, first + 5 * i) for kind in clinic.KINDS for i in range(often[kind])]
-
-    def strikes(seed: int) -> int:
-        return clinic.plan("rate_spike", seed)["scale"].argmax()
-
-    seeds = sorted(range(first, first + 50), key=strikes)
-    cases += [("rate_spike", seed) for seed in (seeds[0], seeds[-1])]  # early and late
-    torch.set_num_threads(1)  # more may sum differently
-    runs = clinic.train(cases)
-    for i in np.random.default_rng(8).permutation(len(cases)):  # a doubled_rate first
-        kind, seed = cases[i]
-        said = answer.diagnose(runs[i])
-        assert said == kind, (
-            f"the run clinic.train([({kind!r}, {seed})]) is called {said!r}: its loss goes from "
-            f"{runs[i]['loss'][0]:.2f} to {runs[i]['loss'][-10:].mean():.2f}, its validation loss "
-            f"to {runs[i]['val_loss'][-1]:.2f}"
+    by_noise = ("healthy", "not_shuffled", "repeated_epoch")  # chance may confuse one of these
+    missed = 0
+    # the training takes none of the answer's seconds
+    for (kind, seed), run in zip(cases, answer.unmeasured(clinic.train, cases)):
+        said = answer.diagnose(run)
+        missed += said != kind
+        assert said == kind or (kind in by_noise and missed == 1), (
+            f"diagnose says {said!r} of the run clinic.train([({kind!r}, {seed})]), and should say "
+            f"{kind!r} ({missed} missed so far)"
         )

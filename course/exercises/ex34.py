@@ -57,72 +57,75 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     import numpy as np
     import torch
-    from subject import same
+    from subject import equal, same
 
     from config import GPTConfig
     from hf.mapping import to_huggingface
     from model import GPT
 
-    def attention(Q, K, V, mask=None):
-        assert mask.dtype == torch.bool, f"mask is of {mask.dtype}, not bool"
-        assert Q.shape == K.shape == V.shape, f"Q, K, V: {Q.shape}, {K.shape}, {V.shape}"
+    def attention(Q, K, V, mask):
+        equal(mask.dtype, torch.bool, "attention got a mask whose dtype")
+        assert Q.shape == K.shape == V.shape, (
+            f"attention got Q, K, V of the shapes {tuple(Q.shape)}, {tuple(K.shape)} and "
+            f"{tuple(V.shape)}, and should get them of one shape"
+        )
         return torch.nn.functional.scaled_dot_product_attention(Q, K, V, mask)
 
     def rotate(x, positions, speeds):
-        assert positions.shape == x.shape[:2], f"positions are {positions.shape}, x is {x.shape}"
+        equal(positions.shape, x.shape[:2], f"rotate got x {x.shape}; the shape of positions")
+        equal(len(speeds), x.shape[3] // 2, f"rotate got x {x.shape}; the number of speeds")
         a, b = np.split(x, 2, -1)
         turned = (a + 1j * b) * np.exp(1j * positions[:, :, None, None] * speeds)
         return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)
 
     # The project's norms have no weights. One does nothing if what reads its norm is divided by
     # it; and a stream `scale` times as large changes nothing if eps is scale^2 times as large.
-    reads = {
-        "self_attn.[qkv]_proj": "input_layernorm",
-        "mlp.(gate|up)_proj": "post_attention_layernorm",
-        "lm_head": "model.norm",
-    }
+    scale = 1000.0
 
-    def check(what, zero="-", heads=2, kv_heads=2, theta=50.0, scale=1000.0, V=31, T=7, **more):
-        tied = "no head" in what
-        shape = dict(n_head=heads, n_kv_head=kv_heads, rope_theta=theta, vocab_size=V, seq_len=T)
-        model = GPT(GPTConfig(**plain | shape | more, tie_embeddings=tied)).requires_grad_(False)
+    def check(what, zero="-", layers=1, tied=False):
+        """zero: whose weights are 0."""
+        model = GPT(
+            GPTConfig(
+                n_layer=layers,
+                n_head=4,
+                n_kv_head=2,
+                rope_theta=50.0,
+                tie_embeddings=tied,
+                vocab_size=31,
+                seq_len=7,
+                n_embd=32,
+                head_dim=6,
+                mlp_hidden=20,
+                mlp="swiglu",
+                qk_norm=False,
+                embed_norm=False,
+                logit_softcap=0.0,
+            )
+        ).requires_grad_(False)
         torch.manual_seed(34)
         for name, weight in model.named_parameters():
             size = 0.001 if re.search("embed|out|down", name) else 0.3  # as small as eps, squared
             weight.normal_(0, 0.0 if re.search(zero, name) else size)
-        ids = V - 1 - torch.randint(31, (2, T))
+        ids = torch.randint(31, (2, 7))
         right = model(ids) * (scale if tied else 1)  # (2, T, V)
         w = to_huggingface(model)
+        norm = torch.ones(32) if tied else torch.linspace(0.5, 1.5, 32)
         for name in w:
+            layer = re.search(r"layers\.(\d+)", name)
+            own = norm.roll(1 + int(layer[1])) if layer else norm
+            own = own.flip(0) if re.search("self_attn|input", name) else own
             if re.search("embed|o_proj|down", name):
                 w[name] *= scale
-            elif "layernorm" in name or "model.norm" in name and not tied:
-                w[name] = 0.5 + torch.rand(32)
-        for name in w:
-            for reader, norm in reads.items():
-                if re.search(reader, name):
-                    w[name] /= w[re.sub(reader, norm, name)]
-        w = dict(sorted(w.items(), reverse=True))  # their order means nothing
-        found = answer.llama(ids, w, heads, kv_heads, theta, 1e-6 * scale**2, attention, rotate)
-        same(found, right, f"{what}: the logits", 1e-3, 1e-3)
+            elif "norm" in name:
+                w[name] = own
+            else:
+                w[name] /= own
+        found = answer.llama(ids, w, 4, 2, 50.0, 1e-6 * scale**2, attention, rotate)
+        same(found, right, f"{what}: logits", 1e-3, 1e-3)
 
-    plain = dict(
-        n_layer=1,
-        n_embd=32,
-        head_dim=6,
-        mlp_hidden=20,
-        mlp="swiglu",
-        qk_norm=False,
-        embed_norm=False,
-        logit_softcap=0.0,
-    )
-    check("a layer of zeros, no head", "out|down")
-    check("a layer of zeros", "out|down")
-    check("only the MLP is not zero", "out")
-    for heads in (2, 4):
-        check("only attention is not zero", "down", heads)
-    check("eleven layers", heads=3, kv_heads=1, n_layer=11)
-    check("300 positions", T=300)
-    check("70,000 tokens", V=70_000)
-    for heads, theta in ((2, 50.0), (4, 50.0), (4, 900.0)):  # the same weights
-        check("two layers", "-", heads, heads // 2, theta, 500.0, n_layer=2, head_dim=24 // heads)
+    check("o_proj and down_proj are 0, and no lm_head", "out|down", tied=True)
+    check("o_proj and down_proj are 0: only embedding, model.norm and lm_head count", "out|down")
+    check("o_proj is 0, so attention changes nothing", "out")
+    check("down_proj is 0, so the MLP changes nothing", "down")
+    check("one layer, all of it")
+    check("eleven layers", layers=11)

@@ -350,4 +350,4 @@ lesson.holds(zeros - max(total) == W, "with set_to_none=False the peak grows by 
 
 # %% [markdown]
 # ## Exercise
-# `exercises/ex22.py`: recomputation as an autograd function. `python course/check.py 22`
+# `exercises/ex22.py`: recomputation for any function. `python course/check.py 22`

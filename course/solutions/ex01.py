@@ -56,12 +56,9 @@ WRONG = {  # name -> what of the reference it replaces
         "[(n + alpha * q) / total for n, q in zip(counts, p)]",
         "[n / sum(counts) for n in counts] if any(counts) else p",
     ),
-    "bits: order four at most": edit("(order, i)", "(order, i, 4)"),
+    "bits: in nats": edit("math.log2", "math.log"),
+    "bits: leaves the first bytes out": edit("enumerate(exam):", "[*enumerate(exam)][order:]:"),
     "bits: predict for each byte": edit(LOOP, SLOW),
     "bits: counts the exam too": edit("math.log2(p)", "math.log2(p)" + LEARN),
     "bits: the longest context alone": edit("+ alpha * p)", "+ alpha / 256)"),
-}
-EQUIVALENT = {
-    "p = [1 / 256] * 256: `256` -> `257`": "a 257th probability, which zip leaves out below",
-    "counts = [0] * 256: `256` -> `257`": "a 257th count, likewise",
 }

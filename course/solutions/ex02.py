@@ -30,23 +30,6 @@ def factored_gradient(E, U, x, y):
 
 
 edit = edits(__file__)
-TABLE = "def table_gradient(W, x, y):\n"
-NUDGED = """
-    dW = np.zeros_like(W)
-    for place in np.ndindex(W.shape):
-        nudge = np.zeros_like(W)
-        nudge[place] = 1e-5
-        more, less = (loss_and_slopes(V[x], y)[0] for V in (W + nudge, W - nudge))
-        dW[place] = (more - less) / 2e-5
-    return loss_and_slopes(W[x], y)[0], dW
-"""
-TORCH = """
-    import torch
-    W = torch.tensor(W, requires_grad=True)
-    loss = torch.nn.functional.cross_entropy(W[torch.tensor(x)], torch.tensor(y))
-    loss.backward()
-    return loss.item(), W.grad.numpy()
-"""
 WRONG = {  # name -> what of the reference it replaces
     "one place of a repeated byte": edit("np.add.at(dW, x, slopes)", "dW[x] += slopes"),
     "one place of a repeated byte, in E": edit(
@@ -60,6 +43,4 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "p without minus 1": edit("slopes[places, y] -= 1", ""),
     "builds the whole table": edit("(E[x] @ U, y)", "((E @ U)[x], y)"),
-    "fine nudges": edit(TABLE, TABLE + NUDGED),
-    "torch's backward": edit(TABLE, TABLE + TORCH),
 }

@@ -32,6 +32,7 @@ def sorted_nodes(root):
 
 
 def unbroadcast(g, shape):
+    g = np.asarray(g)
     while g.ndim > len(shape):
         g = g.sum(0)
     for i, n in enumerate(shape):
@@ -66,6 +67,11 @@ RECURSIVE = """[]
     visit(root)"""
 PLACED = "waits[parent] -= 1\n            if waits[parent] == 0:"
 ADD = "parent.grad + g"
+MOVED = """
+    import sys
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    nodes = sorted"""
 WRONG = {  # name -> what of the reference it replaces
     "in the order met": edit(PLACED, "if parent not in order:"),
     "along each path": edit(PLACED, "if True:"),
@@ -75,10 +81,7 @@ WRONG = {  # name -> what of the reference it replaces
     "one array for two gradients": edit(ADD, "g if not parent.grad.any() else parent.grad + g"),
     "sums over new dimensions only": edit("if n == 1:", "if False:"),
     "calls itself for each parent": edit("sorted_nodes(root)\n    for", RECURSIVE + "\n    for"),
-}
-
-EQUIVALENT = {
-    "waits = {root: 0}  # node -> uses below root that have not been placed yet: `0` -> `1`": (
-        "root is nobody's parent, so its count is never read"
-    )
+    "moves the limit for a while": edit(
+        "\n    nodes = sorted", MOVED, ADD, ADD + "\n    sys.setrecursionlimit(limit)"
+    ),
 }

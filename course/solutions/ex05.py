@@ -49,6 +49,16 @@ def gpt(ids, weights, heads, attention, turn):
 edit = edits(__file__)
 WRONG = {  # name -> what of the reference it replaces
     "initial: bounds that are the size": edit("(3 / width)", "(1 / width)"),
+    "initial: uniform where it should be normal": edit(
+        "0.8 * torch.randn(vocabulary, width, generator=generator)",
+        "uniform(0.8 * width**0.5, vocabulary, width)",
+    ),
+    "initial: q, k and v are one draw": edit(
+        "        for name in",
+        "        one = uniform(1.0, width, width)\n        for name in",
+        "] = uniform(1.0, width, width)",
+        "] = one.clone()",
+    ),
     "no norm before the MLP": edit("torch.relu(norm(x) @", "torch.relu(x @"),
     "attention and MLP side by side": edit(
         "x = x + y", "z = x\n    x = x + y", "relu(norm(x)", "relu(norm(z)"
@@ -58,9 +68,5 @@ WRONG = {  # name -> what of the reference it replaces
     "at most nine blocks": edit('.q") for', '.q") and name[1] == "." for'),
     "no gradient reaches the embedding": edit(
         'weights["embed"][ids]', 'weights["embed"][ids].detach()'
-    ),
-    "initial: uniform where it should be normal": edit(
-        "0.8 * torch.randn(vocabulary, width, generator=generator)",
-        "uniform(0.8 * width**0.5, vocabulary, width)",
     ),
 }

@@ -35,16 +35,10 @@ WRONG = {  # name -> what of the reference it replaces
     "cuts what exceeds top_p": edit(
         "before >= top_p", "(before + p[order] > top_p) & (before > 0)"
     ),
-    "cuts before the temperature": edit(
-        "order = np.argsort(-p",
-        "raw = np.exp(scores - scores.max())\n    order = np.argsort(-p",
-        "np.cumsum(p[order]) - p[order]",
-        "(np.cumsum(raw[order]) - raw[order]) / raw.sum()",
+    "changes the model's scores": edit(
+        "(whole[-length:])[-1]", "(whole[-length:])[-1]\n        scores -= 1"
     ),
     "shows the model everything": edit("whole[-length:]", "whole"),
-    "appends to the prompt": edit(
-        "whole = list(prompt)", "whole = prompt", "whole[len(prompt) :]", "whole[-n:]"
-    ),
     "temperature 0 draws nothing": edit("rng.random())", "(rng.random() if temperature else 0.5))"),
     "falls back to the last token of all": edit("int(np.flatnonzero(p)[-1])", "len(p) - 1"),
 }

@@ -35,13 +35,12 @@ WRONG = {  # name -> what of the reference it replaces
     "one backward for all passes": edit(
         PASS, "            total += share\n", "update(", "total.backward()\n        update("
     ),
+    "no update after a bad loss": edit(
+        "update(step)", "if total < float('inf'):\n            update(step)"
+    ),
     "returns tensors": edit("share.item()", "share.detach()"),
     "the loss of the last pass": edit(
         "total += share.item()", "total = share.item() * len(rows) / len(part)"
     ),
     "asks twice for the rows": edit("total = 0.0", "total = 0.0 * len(batch(step))"),
-    "rows with strides": edit(
-        "rows.split(micro)",
-        "[rows[i :: -(-len(rows) // micro)] for i in range(-(-len(rows) // micro))]",
-    ),
 }

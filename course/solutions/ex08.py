@@ -32,8 +32,6 @@ WRONG = {  # name -> what of the reference it replaces
         f"np.stack({PAIRS}, -1).reshape(x.shape)",
     ),
     "turns the other way": edit(PAIRS, "[a * cos + b * sin, b * cos - a * sin]"),
-    "counts positions itself": edit("positions[:, :", "np.arange(x.shape[1])[None, :"),
-    "takes the first row's positions for all": edit("positions[:", "positions[:1"),
     "computes angles in float32": edit("angle)\n    sin", "angle.astype(np.float32))\n    sin"),
     "a table that begins at the smallest": edit(ANGLE, TABLE),
     "negative ones turn forwards": edit("positions[:", "abs(positions)[:"),

@@ -37,32 +37,24 @@ WRONG = {  # name -> what of the reference it replaces
         "X.T if len(G) > len(G.T)",
         "X.T if len(G) < len(G.T)",
     ),
-    "polar: adds 1e-7 to the norm": edit(
-        "X = X / largest  # before anything is squared",
-        "largest = 1",
-        "np.linalg.norm(X))",
-        "np.linalg.norm(X) + 1e-7)",
+    "polar: does not turn a tall one back": edit(
+        "return X.T if len(G) > len(G.T) else X", "return X"
     ),
     "polar: divides by the largest entry alone": edit(
         "    X = X / (1.01 * np.linalg.norm(X))\n", ""
     ),
     "polar: squares before it divides": edit("X = X / largest  #", "#"),
     "polar: divides zeros by zero": edit("    if not largest:\n        return 0 * G\n", ""),
-    "polar: divides G in place": edit("X = X / largest ", "X /= largest "),
     "polar: the SVD": edit(
         "    for a, b", "    U, _, Vt = np.linalg.svd(G, False)\n    return U @ Vt\n    for a, b"
     ),
-    "polar: products that are not counted": edit("A = X @ X.T", "A = np.dot(X, X.T)"),
-    "polar: G's type is lost": edit(
-        "X = X / largest", "X = np.array(X).view(np.ndarray) / largest"
-    ),
+    "polar: G's type is lost": edit("X = G.T if", "G = np.asarray(G)\n    X = G.T if"),
     "muon: does not look ahead": edit(LOOK, "ahead = average"),
     "muon: looks ahead from the average": edit(LOOK, "ahead = average + momentum * (G - average)"),
     "muon: sums up gradients": edit(
         "average += (1 - momentum) * (G - average)", "average *= momentum\n    average += G"
     ),
     "muon: average of its own": edit("average += (1", "average = average + (1"),
-    "muon: W in new memory": edit("W -= lr", "W.data = W - lr"),
     "muon: wide matrices go further": edit("rows / columns)", "columns / rows)"),
     "muon: rows over columns without the root": edit(" ** 0.5 * polar", " * polar"),
     "muon: polar before the average": edit(
@@ -71,9 +63,4 @@ WRONG = {  # name -> what of the reference it replaces
         "* polar(ahead)",
         "* ahead",
     ),
-}
-
-EQUIVALENT = {  # changes that change nothing that is asked for
-    "return 0 * G: `0 * G` -> `0 + G`": "G is zero here",
-    "return 0 * G: `0` -> `1`": "G is zero here",
 }

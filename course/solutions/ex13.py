@@ -24,7 +24,4 @@ WRONG = {  # name -> what of the reference it replaces
     "bytes in the type of the sizes": edit(
         "sizes.sum(dtype=np.float64)", "sizes.sum(dtype=sizes.dtype)"
     ),
-    "BOS is one byte": edit(
-        "sizes.sum(dtype=np.float64)", "np.maximum(sizes, 1).sum(dtype=np.float64)"
-    ),
 }

@@ -1,7 +1,5 @@
 """Exercise 14: the reference, and answers that the oracle must refuse."""
 
-import re
-
 from edits import edits
 
 BOS = 0
@@ -42,16 +40,13 @@ edit = edits(__file__)
 
 
 def reads_special_tokens(turns, encode):
-    """Renders one string and looks for special tokens in it: also in what the user typed."""
-    ids = [BOS]
-    mask = [0]
-    special = {"<|bos|>": BOS, "<|user|>": 1, "<|assistant|>": 2, "<|end|>": END}
-    for role, text in turns:
-        parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
-        said = [i for p in parts for i in ([special[p]] if p in special else encode(p))] + [END]
-        ids += [ROLES[role], *said]
-        mask += [0] + [int(role == "assistant")] * len(said)
-    return (ids, mask) if turns[-1][0] == "assistant" else (ids + [2], mask + [0])
+    """Looks for special tokens in what was typed, too."""
+
+    def read(text):
+        first, *rest = text.split("<|end|>")
+        return encode(first) + [i for part in rest for i in (END, *encode(part))]
+
+    return render(turns, read)
 
 
 def two_at_a_time(turns, encode, length):
@@ -88,14 +83,4 @@ WRONG = {  # name -> what of the reference it replaces
         TURNS, "    if len(render(turns, encode)[0]) <= length:\n        return turns\n" + TURNS
     ),
     "fit drops two turns at a time": dict(fit=two_at_a_time),
-}
-
-PADDING = (
-    "padding = [END] * (length - len(targets)), [IGNORED] * (length - len(targets)): "
-    "`length - len(targets)` -> `length + len(targets)`"
-)
-EQUIVALENT = {  # a change that changes nothing -> why
-    PADDING: "what is too long is cut off",
-    PADDING + " (2)": "what is too long is cut off",
-    "size = len(render(turns[start:], encode)[0]): `0` -> `1`": "the mask is as long as the ids",
 }

@@ -62,22 +62,4 @@ WRONG = {  # name -> what of the reference it replaces
         "max(due, key=lambda s: weights[s] / (had[s] + 1))",
         "min(i for i in range(len(had)) if had[i] < weights[i])",
     ),
-    "one key for all sources": edit("{seed}/{source}/", "{seed}/0/"),
-}
-
-SHUFFLE = "another bijection that looks as random"
-EQUIVALENT = {
-    "due = [s for s, w in enumerate(weights) if had[s] * total < k * w]: "
-    "`had[s] * total < k * w` -> `had[s] * total <= k * w`": (
-        "a source may be one whole row ahead of its share"
-    ),
-    "def shuffled(x, n, turn, rounds=8):: `8` -> `9`": SHUFFLE,
-    "for i in range(0, rounds, 2):: `0` -> `1`": SHUFFLE,
-    "for i in range(0, rounds, 2):: `2` -> `3`": SHUFFLE,
-    'left = (left + turn(f"{i}/{right}")) % a: '
-    "`left + turn(f'{i}/{right}')` -> `left - turn(f'{i}/{right}')`": SHUFFLE,
-    'right = (right + turn(f"{i + 1}/{left}")) % b: '
-    "`right + turn(f'{i + 1}/{left}')` -> `right - turn(f'{i + 1}/{left}')`": SHUFFLE,
-    'right = (right + turn(f"{i + 1}/{left}")) % b: `i + 1` -> `i - 1`': SHUFFLE,
-    'right = (right + turn(f"{i + 1}/{left}")) % b: `1` -> `2`': SHUFFLE,
 }

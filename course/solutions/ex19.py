@@ -31,8 +31,8 @@ def signature(items, num_hashes):
     return tuple(found)
 
 
-def candidates(signatures, num_bands):
-    size = len(signatures[0]) // num_bands
+def candidates(signatures, size, num_bands):
+    """Pairs that agree in one of the bands of `size` numbers."""
     pairs = set()
     for start in range(0, size * num_bands, size):
         shelf = defaultdict(list)
@@ -52,7 +52,7 @@ def minhash_deduplication(
     sets = [shingles(text, ngrams) for text in texts]
     signatures = [signature(items, num_hashes) for items in sets]
     group = [{i} for i in range(len(files))]  # of each file: it and its copies' copies
-    for i, j in candidates(signatures, num_bands):
+    for i, j in candidates(signatures, num_hashes // num_bands, num_bands):
         if len(sets[i] & sets[j]) / len(sets[i] | sets[j]) >= jaccard_threshold:
             group[i] |= group[j]
             for k in group[i]:
@@ -78,15 +78,5 @@ WRONG = {  # name -> what of the reference it replaces
     "compares all pairs": edit("sorted(pairs)", "combinations(range(len(signatures)), 2)"),
     "writes text with other newlines": edit(
         "write_bytes(data[best])", "write_bytes(data[best].replace(b'\\r\\n', b'\\n'))"
-    ),
-}
-
-OTHER = "other random numbers, as good as these"
-EQUIVALENT = {
-    "draw = random.Random(0): `0` -> `1`": OTHER,
-    "a = draw.randrange(1, PRIME): `1` -> `2`": OTHER,
-    "found.append(min((a * x + b) % PRIME for x in values)): `a * x + b` -> `a * x - b`": OTHER,
-    "for start in range(0, size * num_bands, size):: `0` -> `1`": (
-        "other numbers of the signature; the last band is one shorter"
     ),
 }

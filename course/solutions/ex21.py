@@ -32,7 +32,7 @@ NAMES = """next(
     )"""
 WRONG = {  # name -> what of the reference it replaces
     "allows 0.6%": edit("0.005", "0.006"),
-    "allows 0.1%": edit("0.005", "0.001"),
+    "allows 0.5% of the printed value": edit(AGREE, "abs(value / printed - 1) <= 0.005"),
     "wants tokens to the last digit": edit(AGREE, f"{AGREE} and (printed == value or value % 1)"),
     "computes a field from the printed one before": edit(
         'tokens / line["dt_s"] * line',
@@ -42,9 +42,4 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "finds the card by substring": edit('peak_flops(line["gpu"])', NAMES),
     "finds nothing wrong with NaN": edit(AGREE, "not abs(printed / value - 1) > 0.005"),
-}
-
-EQUIVALENT = {
-    "return abs(printed / value - 1) <= 0.005: `abs(printed / value - 1) <= 0.005` -> "
-    "`abs(printed / value - 1) < 0.005`": "no float is off by 0.5% exactly"
 }

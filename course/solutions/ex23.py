@@ -47,5 +47,7 @@ WRONG = {  # name -> what of the reference it replaces
         "    reset(model)\n", "", NAMES, NAMES + "    reset(model)\n"
     ),
     "forgets the device": edit("device=device", 'device="cpu"'),
+    "asks the last module first": edit("in model.modules()", "in reversed([*model.modules()])"),
+    "trains what was frozen": edit(NAMES, "    model.requires_grad_()\n" + NAMES),
     "makes all float32": edit(NAMES, "    model.float()\n" + NAMES),
 }

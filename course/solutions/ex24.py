@@ -63,7 +63,4 @@ WRONG = {  # name -> what of the reference it replaces
     "lengths of the dtype of the keys": edit(
         LENGTH, LENGTH.replace("torch.long", "dtype"), PLACE, "(" + PLACE + ").long()"
     ),
-    "lengths in float32": edit(
-        LENGTH, LENGTH.replace("torch.long", "None"), PLACE, "(" + PLACE + ").long()"
-    ),
 }

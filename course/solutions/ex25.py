@@ -29,7 +29,7 @@ def best_rate(results):
     alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
     if not alive:
         return "lower"
-    best = min(alive, key=alive.get)
+    best = min(sorted(alive), key=alive.get)  # of equal ones the lower rate
     rates = sorted(results)
     i = rates.index(best)
     if best == rates[-1]:
@@ -61,7 +61,7 @@ WRONG = {  # name -> what of the reference it replaces
     "fits over the rate, not its logarithm": edit(
         "(math.log(r), alive", "(r, alive", "math.exp(vertex(points))", "vertex(points)"
     ),
-    "removes diverged rates from the grid": edit("sorted(results)", "sorted(alive)"),
+    "removes diverged rates from the grid": edit("sorted(results)", "sorted(alive.keys())"),
     "removes diverged runs and keeps the rate": edit(
         ALIVE,
         "results = {r: [y for y in x if y < math.inf] or x for r, x in results.items()}\n    "
@@ -75,9 +75,8 @@ WRONG = {  # name -> what of the reference it replaces
         "    a, b, _ = np.polyfit(logs, [*alive.values()], 2)\n"
         "    return float(np.exp(-b / (2 * a)))",
     ),
-    "divides it by n from four runs on": edit(
-        "(len(losses) - 1)", "(len(losses) - (len(losses) < 4))"
-    ),
+    "divides the variance by n": edit("/ (len(losses) - 1)", "/ len(losses)"),
+    "takes the highest of equal rates": edit("sorted(alive)", "sorted(alive)[::-1]"),
     "takes the deviation of one run for the error of the mean": edit(
         "/ (len(losses) - 1) / len(losses)", "/ (len(losses) - 1)"
     ),
@@ -86,10 +85,4 @@ WRONG = {  # name -> what of the reference it replaces
         "gap <= error_sq(results[side]) ** 0.5 + error_sq(results[best]) ** 0.5",
     ),
     "asks the worse neighbour": edit("side = min(sides", "side = max(sides"),
-}
-
-EQUIVALENT = {
-    "if gap**2 <= error_sq(results[side]) + error_sq(results[best]):: "
-    "`gap ** 2 <= error_sq(results[side]) + error_sq(results[best])` -> "
-    "`gap ** 2 < error_sq(results[side]) + error_sq(results[best])`": "rounded: never equal"
 }

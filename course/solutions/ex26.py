@@ -70,19 +70,15 @@ WRONG = {  # name -> what of the reference it replaces
     "a law without E": edit(
         "    return E, A, ((E[:", "    E = 0 * E\n    A = sv / vv\n    return E, A, ((E[:"
     ),
+    "no floor under the luck": edit(
+        "np.maximum(1 + s * rng.normal(size=len(off) + 1), 0.001)",
+        "1 + s * rng.normal(size=len(off) + 1)",
+    ),
+    "takes two sizes": edit("< least", "< least - 1"),
     "forgets the new run's own luck": edit("size) * own)", "size))"),
     "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
     "does not fit again": edit(
         "law(fit(sizes, law(fitted, sizes) * luck), size)", "law(fitted, size)"
     ),
     "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
-}
-
-SIGN = "noise has no sign"
-EQUIVALENT = {
-    "for _ in range(9):: `9` -> `10`": "one round more of the same",
-    "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
-    "step = logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
-    "*luck, own = np.maximum(1 + s * rng.normal(size=len(off) + 1), 0.001): "
-    "`1 + s * rng.normal(size=len(off) + 1)` -> `1 - s * rng.normal(size=len(off) + 1)`": SIGN,
 }

@@ -92,29 +92,3 @@ WRONG = {  # name -> what of the reference it replaces
     "measures the rate at the last step": dict(diagnose=by_the_last_step),
     "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }
-
-EDGE = "no run lies on the threshold"
-LAST = "the fault has lasted for longer"
-EQUIVALENT = {  # a change that changes nothing -> why
-    'if run["order"].max() < 0.01:: '
-    "`run['order'].max() < 0.01` -> `run['order'].max() <= 0.01`": EDGE,
-    "if run[\"zeros\"][-1] > 0.5:: `run['zeros'][-1] > 0.5` -> `run['zeros'][-1] >= 0.5`": EDGE,
-    "if fast[0] > 0.5:: `fast[0] > 0.5` -> `fast[0] >= 0.5`": EDGE,
-    "if fast.max() > 0.5:: `fast.max() > 0.5` -> `fast.max() >= 0.5`": EDGE,
-    'if np.median(run["loss"] - held_out) > 0.3:: '
-    "`np.median(run['loss'] - held_out) > 0.3` -> `np.median(run['loss'] - held_out) >= 0.3`": EDGE,
-    "if found[lag] < 4:: `found[lag] < 4` -> `found[lag] <= 4`": EDGE,
-    "if fast.max() > 0.5:: `0.5` -> `1.5`": "a spike is far above both",
-    'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: '
-    "`norm[-1] == norm[-2] > 0` -> `norm[-1] == norm[-2] >= 0`": "gradients of 0 were named before",
-    "if fast[0] > 0.5:: `0` -> `1`": "the second step is doubled as well",
-    'sizes = {name: pair[0].size for name, pair in run["weights"].items()}: `0` -> `1`': "as large",
-    'if run["zeros"][-1] > 0.5:: `1` -> `2`': LAST,
-    'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: `2` -> `3`': LAST,
-    'held_out = np.interp(steps, np.linspace(0, len(steps), len(run["val_loss"])), '
-    'run["val_loss"]): `0` -> `1`': "a step is short",
-    'rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 6), steps): '
-    "`6` -> `7`": "the trend is smooth",
-    "found = {lag: period(rest, lag) for lag in (document, *range(24, 36))}: "
-    "`36` -> `37`": "no epoch is longer",
-}

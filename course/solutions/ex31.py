@@ -15,7 +15,7 @@ def asynchronous(w, order, gradient, lr, limit):
         g = gradient(worker, weights)
         stale = version - sent
         if stale <= limit:
-            now = [p - np.float32(lr) * x for p, x in zip(now, g)]
+            now = [np.asarray(p - np.float32(lr) * x) for p, x in zip(now, g)]
             version += 1
         fate.append(stale if stale <= limit else None)
         held[worker] = now, version
@@ -26,9 +26,16 @@ edit = edits(__file__)
 TAKE = "if stale <= limit:"
 HELD = "        held[worker] = now, version"
 WRONG = {  # name -> what of the reference it replaces
-    "float64": edit("return now, fate", "return [p.astype(float) for p in now], fate"),
+    "a rate of float64": edit("np.float32(lr)", "lr"),
+    "no array for a single number": edit(
+        "np.asarray(p - np.float32(lr) * x)", "p - np.float32(lr) * x"
+    ),
+    "changes what a worker holds": edit(
+        "now = [np.asarray(p - np.float32(lr) * x) for p, x in zip(now, g)]",
+        "[np.subtract(p, np.float32(lr) * x, out=p) for p, x in zip(now, g)]",
+    ),
     "scales what gradient handed over": edit(
-        "p - np.float32(lr) * x for", "p - np.multiply(x, np.float32(lr), out=x) for"
+        "np.float32(lr) * x", "np.multiply(x, np.float32(lr), out=x)"
     ),
     "counts arrivals": edit(
         "for worker in order",

@@ -59,6 +59,7 @@ WRONG = {  # name -> what of the reference it replaces
         "return same.tril()", "return (ids[:, None] == ids).tril(-1)"
     ),
     "counts position 0": edit("return back,", "return back * (len(ids) - 1) / len(ids),"),
+    "changes what the model handed over": edit("        z = z.clone()\n", ""),
     "zero in place of the mean": edit("z[head].mean(0)", "0"),
     "the loss of the token at hand": edit("logits[:-1], ids[1:]", "logits, ids"),
     "believes the map": edit(  # the earlier head that looks back most, though nobody may read it
@@ -68,5 +69,3 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "looks one layer back only": edit("range(layer):", "range(layer - 1, layer):"),
 }
-
-EQUIVALENT = {"z = z.clone(): dropped": "nobody else reads the tensor that edit is given"}

@@ -7,12 +7,12 @@ The tests find the lessons by their names, so a new lesson is tested as soon as 
 import ast
 import doctest
 import math
-import queue
 import re
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import check
@@ -30,11 +30,10 @@ from tokens import count_tokens
 COURSE = ROOT / "course"
 LESSONS = lesson.pages()
 NAMES = [path.stem for path in LESSONS]
-MUTANTS_LONG = {1, 2, 3, 4, 8, 11, 12, 17, 19, 22, 23, 26, 27, 32, 33}  # over 4 seconds
 
 
 # --------------------------------------------------------------------- 1. the oracles can tell
-LONG = {1, 2, 3, 8, 9, 17, 19, 22, 26, 27}  # over 1.5 seconds
+LONG = {1, 3, 9, 17, 26, 27}  # over 1.5 seconds
 ORACLES = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in judging.EXERCISES]
 
 
@@ -53,10 +52,11 @@ JUDGE = """
 def oracle(answer):
     for n in (1, 2):
         got = answer.f([n, n], k=n)
-        assert plus_one(got) == n + 1, f"{got[0]} is not {n}"
+        assert got[0] + sum([0, 1]) == n + 1, f"{got[0]} is not {n}"
 
-def plus_one(x):
-    return x[0] + sum([0, 1])
+
+def below(x):
+    return [*x]
 """
 
 
@@ -79,29 +79,33 @@ def told(monkeypatch, tmp_path, capsys):
 
 TOLD = r"""
 return [*x] => solved
-return [7] => 7 is not 1: f([1, 1], 1)
-return x / 0 => TypeError | (line 2: return x / 0): f([1, 1], 1)
+return [7] => 7 is not 1: f(x=[1, 1], k=1)
+return x / 0 => TypeError | (line 2: return x / 0): f(x=[1, 1], k=1)
 the input as it was given, though the function has emptied it by then:
-return [x.pop(), x.pop(), x.pop()] => IndexError | f([1, 1], 1)
-assert k < 2; return [*x] => AssertionError | f([2, 2], 2)
+return [x.pop(), x.pop(), x.pop()] => IndexError | f(x=[1, 1], k=1)
+assert k < 2; return [*x] => AssertionError | f(x=[2, 2], k=2)
 an answer of another kind, which fails in the judge: no line of the judge's:
-return None => TypeError | cannot use None, returned by f([1, 1], 1)
+return None => None | `return` | f(x=[1, 1], k=1)
+return 7 => can do nothing with 7 | TypeError | f(x=[1, 1], k=1)
 return ( => SyntaxError | ex01.py, line 2
 raise NotImplementedError('write f') => not begun | write f
-raise SystemExit(0) => SystemExit: 0 | f([1, 1], 1)
+raise SystemExit(0) => SystemExit: 0 | f(x=[1, 1], k=1)
 import os; os._exit(0) => before the judge
 return [*x]\n\n\ndel f => not begun | there is no f
 return [*x]\n\n\n1 / 0 => ZeroDivisionError | line 5: 1 / 0 | the file itself
 each side has names of its own:
 return [*x]\n\n\ndef sum(x):\n    return 7 => solved
-return x\n\n\ndef plus_one(x):\n    return 7 => plus_one | lines 5 and 14 | rename
+return below(x) => solved
+return x\n\n\ndef below(x):\n    return 7 => below | lines 5 and 15 | rename
 what no exercise allows:
-x[1] = 3; return [*x] => the argument x was changed: f([1, 1], 1)
-return x => shares memory with the argument x: f([1, 1], 1)
+x[1] = 3; return [*x] => the argument x was changed: f(x=[1, 1], k=1)
+return x => shares memory with the argument x: f(x=[1, 1], k=1)
 return [x[0], [], x] => shares memory with the argument x
-K[:] = x; return K\n\n\nK = [] => it changed what an earlier call had returned, f([1, 1], 1)
+return (n for n in x) => generator | f(x=[1, 1], k=1)
+return map(int, x) => map | f(x=[1, 1], k=1)
+K[:] = x; return K\n\n\nK = [] => it changed what an earlier call had returned, f(x=[1, 1], k=1)
 return KEPT[k]\n\n\nKEPT = {1: [1], 2: [2, [1]]} => solved
-return [x[0], KEPT]\n\n\nKEPT = [0] => shares memory with that of f([1, 1], 1)
+return [x[0], KEPT]\n\n\nKEPT = [0] => shares memory with that of f(x=[1, 1], k=1)
 tensors of 16 bits, of which numpy has none:
 return [x[0], K[2 * k :][:4]]\n\n\nimport torch\nK = torch.zeros(8).bfloat16() => shares memory with
 return [x[0], K[k][:4]]\n\n\nimport torch\nK = torch.zeros(3, 8).bfloat16() => solved
@@ -114,6 +118,71 @@ import torch; torch.set_grad_enabled(False); return [*x] => records gradients is
 import numpy; numpy.seterr(all='ignore'); return [*x] => geterr() is not
 import sys; sys.setrecursionlimit(5000); return [*x] => calls within calls is not
 """
+
+
+HONEST = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass
+class Pair:
+    both: list[int]
+
+
+class Result(NamedTuple):
+    first: int
+    again: int
+
+
+def oracle(answer):
+    assert answer.f([1, 2]) == (1, 2)
+
+
+def f(x):
+    return Result(*Pair(x).both)
+
+
+open(__file__ + ".tried", "a").write(str(f([3, 4])))
+"""
+
+
+def test_an_answer_may_have_any_form(told):
+    """Annotations that are strings, a NamedTuple as the result, and a trial below the judge."""
+    path = lesson.COURSE / "exercises/ex01.py"
+    path.write_text(HONEST)
+    assert check.check(1)
+    assert Path(f"{path}.tried").read_text() == "Result(first=3, again=4)"  # once
+
+
+LENDS = """
+def oracle(answer):
+    import time
+    import torch
+    table = torch.zeros(2)
+    leaf = torch.zeros(2, requires_grad=True)
+
+    def row(edit=None):
+        return edit(table).sum() if edit else table
+
+    assert answer.f(leaf, answer.lent(row)) is None
+"""
+
+
+LENT = """
+k(); k(edit=lambda z: z + 1) => solved
+k()[0] = 1 => what row returned was changed
+k(edit=lambda z: z.add_(1)) => what row gave to <lambda> was changed
+x.requires_grad_(False) => the argument x was changed
+"""
+
+
+@pytest.mark.parametrize("body, named", read_table(LENT))
+def test_what_an_oracle_lends_stays_its_own(told, body, named):
+    said = told(body, LENDS)
+    assert all(name in said for name in named), said
 
 
 @pytest.mark.parametrize("body, named", read_table(TOLD))
@@ -135,11 +204,11 @@ def oracle(answer):
 
 OF_ARRAYS = """
 k[0] = 1; return x + 300.0 => solved
-return [7] => f is [7], not of type ndarray: f(array [[1, 2, 3], [4, 5, 6]], int64,
-return x + 300 => f is of int64, not float64
-return x[0] + 300.0 => f is of shape (3,), not (2, 3)
-return (x > 1) * x * x + 300.0 => f[1, 2] is 336, not 306; 6 of 6 are wrong
-return (x / (x != 2)) + 300.0 => f[0, 1] is inf, not 302; 1 of 6 are wrong
+return [7] => f is [7], and should be of type ndarray: f(x=array [[1, 2, 3], [4, 5, 6]], int64,
+return x + 300 => f is of int64, and should be of float64
+return x[0] + 300.0 => f is of shape (3,), and should be of (2, 3)
+return (x > 1) * x * x + 300.0 => f[1, 2] is 336, and should be 306; 6 of 6 are wrong
+return (x / (x != 2)) + 300.0 => f[0, 1] is inf, and should be 302; 1 of 6 are wrong
 y = x * 0; y.reshape(-1)[:] = x.reshape(-1); return y + 300.0 => another layout
 return x * 100 / 100 + 300.0 => whole numbers of a small type
 """
@@ -161,12 +230,25 @@ def test_without_assertions_nothing_is_judged():
 def test_a_judge_ends_by_itself(told, monkeypatch):
     monkeypatch.setattr(judging, "CPU_S", 0.3)
     monkeypatch.setattr(judging, "WALL_S", 3)
-    endless = r"no end in \d+ seconds \(line 2: while True:\): f\(\[1, 1\], 1\)"
+    endless = r"not done after \d+ seconds \(line 2: while True:\): f\(x=\[1, 1\], k=1\)"
     assert re.match(endless, told("while True:\n        if k > 9:\n            k = 1"))
     assert re.match("too slow.* 0 calls", told("return x", "def oracle(a):\n    while True: pass"))
     slow = "def oracle(a):\n    while a.f([1]): pass"
     assert re.match("too slow: 0.3 .* the last one f", told("return [sum(range(9999))]", slow))
     assert "(line 2: " in told("import time; time.sleep(99)")
+
+
+OWN_WORK = """
+def oracle(answer):
+    import signal
+    left = lambda: signal.getitimer(signal.ITIMER_PROF)[0]
+    assert answer.unmeasured(left) == 0 < left()
+    answer.f([1])
+"""
+
+
+def test_a_judges_own_work_takes_none_of_the_answers_seconds(told):
+    assert told("return [*x]", OWN_WORK) == "solved"
 
 
 def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
@@ -178,42 +260,25 @@ def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
     assert "fewer than three" in few and "is accepted" in accepted and "ValueError" in no_assertion
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [n for n in judging.EXERCISES if n not in MUTANTS_LONG])
-def test_an_oracle_is_sharp(number):
-    """Those that take seconds; for all of them: python course/check.py --mutants"""
-    assert check.sharp(number)
-
-
-def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutants, "SPARE_S", 0.2)
+def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path):
     exercise = tmp_path / "exercise.py"
     solution = tmp_path / "solution.py"
-    exercise.write_text("def f(x):\n    raise NotImplementedError\n\ndef oracle(a):\n    pass\n")
+    exercise.write_text(
+        "def f(x):\n    raise NotImplementedError\n\ndef oracle(a):\n    assert a.f(2) == 4\n"
+    )
     solution.write_text(
         "def f(x):\n    return g(x) if x < 3 else 0\n\n"
         "def g(x):\n    'Doubles.'\n    return x + x\n\n"
         "def wrong(x):\n    return x - 1\n"
     )
-    made = mutants.mutants(exercise, solution)
-    found = [(line, text.rpartition(": ")[2]) for line, text, _ in made]
-    of_f = {"`0` -> `1`", "`3` -> `4`", "`x < 3` -> `x <= 3`", "dropped"}
-    of_g = {"`x + x` -> `x - x`", "dropped"}
-    assert len(found) == 6 and {*found} == {(2, m) for m in of_f} | {(6, m) for m in of_g}
-
-    def judge(answer):
-        while answer.f(2) != 4:  # forever, or an error
-            pass
-        assert answer.f(9) == 0
-
-    score = mutants.score(exercise, solution, lambda answer: None)
-    assert (score.refused, score.total, score.passes) == (0, 6, False)
-    f = "return g(x) if x < 3 else 0: "
-    same = dict.fromkeys((f + "`3` -> `4`", f + "`x < 3` -> `x <= 3`"), "3 is not asked")
-    score = mutants.score(exercise, solution, judge, same)
-    assert score.passes and (score.refused, score.explained, score.stale) == (4, 2, 0)
-    score = mutants.score(exercise, solution, judge, same | {f + "dropped": "refused"})
-    assert not score.passes and score.stale == 1
+    made = [*mutants.mutants(exercise, solution)]
+    of_f = ["`0` -> `1`", "`3` -> `4`", "`x < 3` -> `x <= 3`", "dropped"]
+    of_g = ["`x + x` -> `x - x`", "dropped"]
+    texts = [text for text, _ in made]
+    assert sorted(text.rpartition(": ")[2] for text in texts) == sorted(of_f + of_g)
+    assert sum(text.startswith("line 6: ") for text in texts) == len(of_g)
+    kept = [text for text, module in made if mutants.accepted(exercise, solution, module)]
+    assert sorted(text.rpartition(": ")[2] for text in kept) == of_f[:3]
 
 
 # ------------------------------------------------------------------------- 2. the lessons run
@@ -375,7 +440,7 @@ def test_a_lesson_runs_as_a_notebook():
 
 
 # ------------------------------------------------------------------------- what lessons share
-def test_threads_count_bytes_and_notice_a_deadlock(monkeypatch):
+def test_threads_count_bytes_and_notice_a_deadlock():
     def pass_on(rank, world, send, recv):
         x = np.full(4, rank, np.float32)
         send((rank + 1) % world, x)
@@ -384,7 +449,7 @@ def test_threads_count_bytes_and_notice_a_deadlock(monkeypatch):
 
     results, sent = lesson.threads(3, pass_on)
     assert results == [[2.0] * 4, [0.0] * 4, [1.0] * 4] and sent == [16, 16, 16]
-    get = queue.Queue.get
-    monkeypatch.setattr(queue.Queue, "get", lambda q, timeout: get(q, timeout=0.05))
-    with pytest.raises(AssertionError, match="rank 0 waits for rank 0"):
-        lesson.threads(1, lambda rank, world, send, recv: recv(0))
+    with pytest.raises(AssertionError, match="rank . waits for rank . forever"):
+        lesson.threads(3, lambda rank, world, send, recv: rank and recv(3 - rank))
+    with pytest.raises(ZeroDivisionError):  # not that the others wait for it
+        lesson.threads(3, lambda rank, world, send, recv: recv(0) if rank else 1 / 0)
