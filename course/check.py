@@ -4,7 +4,7 @@ course/exercises/exNN.py holds the function to write and the oracle that judges 
 is in course/solutions (look when you are done). An answer is judged in a process of its own: an
 endless loop ends after CPU_S seconds, and an error names the call and your line.
 `--solutions [N ...]` proves the oracles: each accepts its reference and refuses the wrong answers
-beside it, with an assertion that says why. (Who writes an exercise has mutants.py as well.)
+beside it, with an assertion that says why. (If you write an exercise, see mutants.py as well.)
 An answer runs in the judge's process. So it can read the expected value from the judge's frame, run
 the file in course/solutions, or put an oracle of its own at the end of the exercise. These are
 cheats, they work in every exercise, and nothing is done about them: they deceive nobody else.

@@ -1,4 +1,4 @@
-"""Which small changes of the reference does a judge accept? For who writes an exercise:
+"""Which small changes of the reference does a judge accept? For authors of exercises:
 
     python course/mutants.py 11
 

@@ -2,8 +2,8 @@
 
 An oracle is given a `Subject` in place of the answer. What is wrong in any task is looked for here,
 once for all: an argument that is changed, a result that is an argument, or that a later call
-changes, or that is computed only when somebody asks for it; a generator or a setting of the whole
-process that is left in another state. When the oracle is content, its calls are made again in
+changes, or that is not computed yet (a Python generator); a random generator or a setting of the
+whole process that is left in another state. When the oracle is content, its calls are made again in
 reverse order, with copies of the arguments, in another layout of memory, and with few frames of the
 stack: a right answer says the same. A task that allows some of it says so: answer.may("muon",
 change="W average"). What an oracle's own functions hand over is looked at if they are `lent`.

@@ -81,7 +81,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         try:
             answer.backward(root)
         except RecursionError:
-            raise AssertionError(f"{case}: too many calls in calls") from None
+            raise AssertionError(f"rule 5: {case}: too many calls within calls") from None
         for name, (x, right) in expected.items():
             same(x.grad, right * np.ones_like(x.data), f"{case}: {name}.grad")
 

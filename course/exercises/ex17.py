@@ -70,7 +70,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     play(200, [12, 25, 9], [27, 28, 9])
     play(200, [1, 9, 9, 9, 9], [10, 1, 1, 1, 1], 70_000)
 
-    for p, size in ((300_000, 7), (10**12, 70_000), (10**12, 10**13)):
+    for p, size in ((300_000, 7), (10**12, 70_000), (10**12, 10**12)):
         tracemalloc.start()
         began = time.process_time()
         found = answer.order(p, [size], [1], 5, zero)
