@@ -6,8 +6,8 @@
 # **Question.** How well can a program guess the next byte of a text, if all it does is count?
 #
 # Source: C. E. Shannon, Prediction and entropy of printed English (1951). Core file: `eval.py`,
-# which measures the project's models in the same unit. Before: nothing but some Python.
-# Next: lesson 2. Takes 5 seconds on two cores.
+# which measures the project's models in the same unit. Before: nothing but some Python. Next:
+# lesson 2. Takes 5 seconds on two cores.
 
 # %%
 import json
@@ -22,20 +22,22 @@ lesson.begin(1, "counting")
 
 # %% [markdown]
 # ## The text
-# A file holds **bytes**: whole numbers from 0 to 255. In the files that we read here, a byte is
-# nearly always one character: 97 is "a", 32 a space, 10 the end of a line. Our **training text**,
-# from which programs may learn, is source code that you have already: the first million bytes of
-# Python's standard library.
+# A file holds **bytes**: whole numbers from 0 to 255. In the files we read here, a byte is nearly
+# always one character: 97 is "a", 32 is a space, 10 ends a line. Our **training text**, the text a
+# program may learn from, is source code you already have: the first million bytes of Python's
+# standard library.
 #
 # From the rest of the library, 64 pieces of 1,024 bytes are **held out**: nothing is learned from
-# them. They are the exam, and a student who has seen the exam proves nothing. They come from many
-# files, since a single place could be an easy one by luck. Lessons 1, 2, 4 and 5 and your own
-# trainer (`yours.py`) keep this one exam: for each held-out byte, guess it from the bytes before.
+# them. They are the exam, and a student who has seen the exam beforehand proves nothing. The pieces
+# come from many files, because any single place might happen to be an easy one. Lessons 1, 2, 4 and
+# 5 and your own trainer (`yours.py`) all take this one exam: guess each held-out byte from the
+# bytes before it.
 #
-# Run the file, whole or cell by cell, and read on. A line of its output that begins with `holds:`
-# is a claim, checked with what was measured just before; if it were false, the lesson would stop.
-# Some lines do a lot with a whole array at once: [idioms.md](idioms.md) shows each such idiom on a
-# tiny example. Look it up when you meet one that is new to you.
+# Run the file, whole or one cell at a time (each `# %%` begins a cell), and read along. A line of
+# output that begins with `holds:` is a claim, checked against what was measured just before it; if
+# it were false, the lesson would stop there. Some lines do a lot to a whole array at once.
+# [idioms.md](idioms.md) shows each of these idioms on a tiny example: look one up when it is new to
+# you.
 
 # %%
 training, held = lesson.exam()  # arrays of whole numbers
@@ -47,61 +49,64 @@ print("  as text:", bytes(start), f"and {len(actual):,} bytes to guess")
 # %% [markdown]
 # ## A prediction, and its loss
 # A **prediction** is not one guess but 256 **probabilities**: for each byte, how likely it is to
-# come next, as a share of 1. They sum to 1, so whoever puts more on one byte has less for the rest.
-# Then the byte comes, and only the probability p that was given to *it* matters: the larger, the
-# better. The **loss** of the prediction is
+# come next, as a share of 1. They sum to 1, so the more you put on one byte, the less you have for
+# the rest. Then the byte comes, and only p matters, the probability you gave to *that* byte: the
+# larger, the better. The **loss** of the prediction is
 #
-#     loss = -log2(p)        log2(p) is the power to which 2 must be raised to give p
+#     loss = -log2(p)        log2(p) is the power to which you raise 2 to get p
 #
-# log2(1/2) = -1, log2(1/4) = -2: the loss counts how often 1 must be halved to reach p. It is 0 if
-# the program was certain and right, and it has no upper end. Its unit is the **bit**, the answer to
-# one yes-or-no question: 256 equally likely bytes are told apart by 8 such questions. The mean
-# loss over all bytes of a text, in **bits per byte**, is the number that this course is about.
+# log2(1/2) = -1 and log2(1/4) = -2: the loss counts how often you must halve 1 to reach p. It is 0
+# when the program was certain and right, and there is no limit to how large it can get. Its unit is
+# the **bit**, the answer to one yes-or-no question: eight such questions pick out one of 256
+# equally likely bytes. The mean loss over all bytes of a text, in **bits per byte**, is the number
+# this course is about.
 #
-# Why a **logarithm**, and not simply p? First, the probability of a whole text is the *product* of
-# those of its bytes, and a logarithm turns the product into a sum. The product itself is too small
-# for a computer, whose smallest number is about 2 to the power of -1074:
+# Why a **logarithm**, and not p itself? First, the probability of a whole text is the *product* of
+# the probabilities of its bytes, and a logarithm turns that product into a sum. The product itself
+# is too small for a computer, whose smallest number is about 2 to the power of -1074:
 
 
 # %%
 def bits(p: np.ndarray) -> float:
-    """The mean loss, in bits per byte, when the bytes that came had these probabilities."""
+    """The mean loss, in bits per byte, if these probabilities were given to the bytes that came."""
     return -np.log2(p).mean()
 
 
-chances = np.full(len(actual), 1 / 256)  # no idea: each byte as likely as any other
-product = np.prod(chances)
-print(f"product of {len(actual):,} probabilities: {product}; bits per byte: {bits(chances)}")
-lesson.holds(product == 0, "the product of 65,536 small probabilities is rounded to 0")
+uniform = np.full(len(actual), 1 / 256)  # no idea: each byte as likely as any other
+product = np.prod(uniform)
+print(f"product of {len(actual):,} probabilities: {product}; bits per byte: {bits(uniform)}")
+lesson.holds(product == 0, "the computer rounds the product of 65,536 small probabilities to 0")
 
 # %% [markdown]
 # Second, a logarithm rewards the truth. Take a coin that shows heads 7 times in 10, and let
-# programs claim that heads has probability 0.01, 0.02, ... 0.99. If p itself were the score, the
-# winner would be whoever claims the most for heads. With the logarithm it is whoever claims 0.7:
+# programs claim that heads has probability 0.01, 0.02, ... 0.99. Score them by p itself, and the
+# one that claims the most for heads wins. Score them by the logarithm, and the one that claims 0.7
+# wins:
 
 # %%
 claims = np.linspace(0.01, 0.99, 99)
-by_p = 0.7 * claims + 0.3 * (1 - claims)  # mean p of what came: heads 7 times, tails 3 times in 10
+by_p = 0.7 * claims + 0.3 * (1 - claims)  # the mean p: heads come 7 times in 10, tails 3
 by_log = 0.7 * -np.log2(claims) + 0.3 * -np.log2(1 - claims)
 winners = claims[by_p.argmax()], claims[by_log.argmin()]
 print(f"the best claim about a coin of 0.7: by p {winners[0]:.2f}, by -log2 p {winners[1]:.2f}")
-lesson.holds(winners[0] > 0.98, "scored by p, it pays to exaggerate")
+lesson.holds(winners[0] > 0.98, "scored by p, the best claim is an exaggeration")
 lesson.holds(abs(winners[1] - 0.7) < 1e-9, "scored by -log2 p, the best claim is the truth")
 
 # %% [markdown]
 # ## Count bytes, then pairs
-# A program that knows nothing is **uniform**: 1/256 for each byte, 8 bits per byte. The next one
-# gives each byte its share of the training text. This is called a **unigram** model: a **model** is
-# anything that makes predictions; "uni" says that this one counts single bytes.
+# A program that knows nothing is **uniform**: it gives each byte 1/256, which costs 8 bits per
+# byte. The next one gives each byte its share of the training text. This is called a **unigram**
+# model: a **model** is anything that makes predictions, and "uni" says that this one counts single
+# bytes.
 #
-# The third looks at one byte of the past: after "q" it expects "u". For each of the 256 possible
-# bytes before, it counts what came next: a table with 256 rows and 256 columns. This is a
-# **bigram** model: it counts pairs. Row a of the table, divided by its sum, is the prediction after
+# The third looks one byte back: after "q" it expects "u". For each of the 256 possible bytes
+# before, it counts what came next, in a table with 256 rows and 256 columns. This is a **bigram**
+# model: it counts pairs. Divide row a of the table by its sum, and you have the prediction after
 # byte a.
 #
-# A pair that was never counted would get p = 0, and if it comes up in the exam, the loss is
-# infinite. So we add a tenth to the count of every pair: this is called **smoothing**. Say that "q"
-# came 100 times, 97 of them before "u". Then after "q", p of "u" is 97.1 / (100 + 256 * 0.1), about
+# A pair that was never counted would get p = 0, and when it comes up in the exam, the loss is
+# infinite. So we add a tenth to the count of every pair: this is called **smoothing**. Say "q" came
+# 100 times, 97 of them before "u". Then after "q", p of "u" is 97.1 / (100 + 256 * 0.1), about
 # 0.77, and p of a byte that never came there is 0.1 / 125.6, about 0.0008.
 
 # %%
@@ -111,28 +116,35 @@ for a, b in zip(training[:-1].tolist(), training[1:].tolist()):
 single = np.bincount(training, minlength=256)  # how often each byte occurs
 unigram = (single + SMOOTH) / (single + SMOOTH).sum()
 bigram = (pairs + SMOOTH) / (pairs + SMOOTH).sum(1, keepdims=True)  # each row sums to 1
-sums = np.maximum(pairs.sum(1, keepdims=True), 1)  # a byte that never came has no row: all 0
-with np.errstate(divide="ignore"):  # log2(0) is minus infinity
-    raw = bits((pairs / sums)[before, actual])  # for each i: row before[i], column actual[i]
+counted = pairs[before, actual]  # for each i: row before[i], column actual[i]
 losses = {
-    "uniform": bits(chances),
+    "uniform": bits(uniform),
     "one byte (unigram)": bits(unigram[actual]),
     "two bytes (bigram)": bits(bigram[before, actual]),
 }
-print("bigram without smoothing:", raw)
+print(f"{(counted == 0).sum()} pairs of the exam were never counted")
 lesson.table(["model", "bits per byte"], [*losses.items()], "held-out loss of three models")
 eight, one, two = losses.values()
-lesson.holds(raw == np.inf, "one pair that was never counted makes the raw table's loss infinite")
-falls = eight > one + 2 and one > two + 0.5
-lesson.holds(falls, "counting bytes saves over 2 bits of 8, pairs over half a bit more")
+lesson.holds(counted.min() == 0, "without smoothing, some pair of the exam would have p = 0")
+lesson.holds(
+    eight > one + 2 and one > two + 0.5,
+    "counting bytes saves over 2 of the 8 bits, pairs over half a bit more",
+)
 
 # %% [markdown]
 # ## A sample
 # A model that predicts can also write. Draw a byte at random, each with its probability, append it,
-# predict again, draw again: this is **sampling**. It shows what a model knows:
+# predict again, draw again: this is **sampling**, and it shows what a model knows.
+#
+# A computer works out even its "random" numbers: it starts from one number that you choose, the
+# **seed**, and computes all the others from it. The same seed gives the same numbers, so with the
+# seed 1 below you see the same sample in every run. A different seed is a new roll of the dice.
+# That is why, where luck plays a part, you will read what came out "with seeds 0, 1, 2": three runs
+# that differ in nothing but their luck. How far apart they end tells you how much of a result is
+# luck.
 
 # %%
-rng = np.random.default_rng(1)  # random numbers, but the same in each run
+rng = np.random.default_rng(1)  # 1: the seed
 alone = [int(rng.choice(256, p=unigram)) for _ in range(70)]
 chain = [32]
 for _ in range(140):
@@ -143,14 +155,15 @@ for name, drawn in (("unigram", alone), ("bigram", chain)):
 
 # %% [markdown]
 # ## Longer pasts
-# The bytes that a model looks at are its **context**. One byte of context saved much, so take two,
-# three, four: count for each context which byte followed. There are 256 x 256 = 65,536 contexts of
-# two bytes, 4 billion of four. Watch both losses.
+# The bytes a model looks at are its **context**. One byte of context saved a lot, so take two,
+# three, four: for each context, count which byte followed. There are 256 x 256 = 65,536 contexts of
+# two bytes, and 4 billion of four. Watch the loss on the training text itself, and the loss on the
+# held-out text.
 
 
 # %%
 def count(text: bytes, k: int) -> tuple[Counter, Counter]:
-    """How often each stretch of k bytes comes before another byte, and how often before which."""
+    """-> how often each context of k bytes occurs; how often each with the byte after it."""
     contexts = Counter()
     followed = Counter()
     for i in range(len(text) - k):
@@ -160,8 +173,8 @@ def count(text: bytes, k: int) -> tuple[Counter, Counter]:
 
 
 def examined(exam: bytes, k: int, smooth: float, places: range) -> tuple[float, float]:
-    """Bits per byte at these places of `exam`, each guessed from the k bytes before it; and the
-    share of contexts that never occur in the training text, in percent."""
+    """Bits per byte at these places of `exam`, each guessed from the k bytes before it; and what
+    percentage of the contexts never occurs in the training text."""
     loss = 0.0
     unseen = 0
     for i in places:
@@ -177,25 +190,31 @@ rows = []
 for k in range(1, 7):
     contexts, followed = count(learned, k)
     some = range(k, len(learned), 16)  # every 16th place is enough
-    remembered, _ = examined(learned, k, 0, some)  # all of it was counted: nothing to smooth
+    remembered, _ = examined(learned, k, 0, some)  # all was counted: no p is 0
     bits_held, unseen = examined(exam, k, SMOOTH, range(k, len(exam)))
     rows.append((k, remembered, bits_held, unseen))
-columns = ["bytes of context", "training text", "held-out text", "contexts never seen, %"]
-lesson.table(columns, rows, "bits per byte when longer contexts are counted")
+lesson.table(
+    ["bytes of context", "training text", "held-out text", "contexts never seen, %"],
+    rows,
+    "bits per byte when longer contexts are counted (one byte: the bigram model)",
+)
 _, known, unknown, unseen = zip(*rows)  # the columns of the table
-lesson.holds(abs(unknown[0] - two) < 1e-9, "with one byte of context, this is the bigram model")
-lesson.holds(unseen[-1] > 10 and unseen[0] < 1, "over a tenth of contexts of six bytes are new")
+lesson.holds(unseen[-1] > 10 and unseen[0] < 1, "over a tenth of the contexts of six bytes are new")
 memorized = all(a > b + 0.1 for a, b in zip(known, known[1:]))
-lesson.holds(memorized, "on the training text, each byte more of context lowers the loss")
+lesson.holds(memorized, "on the training text, each extra byte of context lowers the loss")
 best = int(np.argmin(unknown))
 lesson.holds(
-    best < 4 and unknown[-1] > unknown[best] + 0.5, "held out, six bytes are worse than fewer"
+    best < 4 and unknown[-1] > unknown[best] + 0.5,
+    "on held-out text, six bytes do worse than fewer",
 )
 
 # %% [markdown]
-# A count knows nothing of "almost the same": what followed `self.nam` tells it nothing about
+# A count has no idea of "almost the same": what followed `self.nam` tells it nothing about
 # `self.val`. So the longer the contexts, the more of them are new. In the next lesson this table is
-# not counted but *learned*; from lesson 4 on, contexts that are alike share what is learned.
+# *learned* instead of counted; from lesson 4 on, contexts that are alike share what is learned.
+#
+# On the left of the figure, the more a square stands out, the likelier the pair. The colors show
+# the square root of p, so that small probabilities can be seen too.
 
 # %%
 fig = lesson.figure(9, 4.2)
@@ -205,7 +224,7 @@ names = [{10: "\\n", 32: "␣"}.get(int(b), chr(b)) for b in often]
 left.imshow(bigram[often][:, often] ** 0.5, cmap="Blues")  # rows, then columns
 left.set_xticks(range(18), names)
 left.set_yticks(range(18), names)
-left.set(xlabel="next byte (␣: a space)", ylabel="byte before", title="18 of 256; darker: likelier")
+left.set(xlabel="next byte (␣: a space)", ylabel="byte before", title="the 18 most frequent bytes")
 right.plot(range(1, 7), known, "o-", color="silver", label="training text")
 right.plot(range(1, 7), unknown, "o-", color="crimson", label="held-out text")
 right.set(
@@ -213,16 +232,16 @@ right.set(
 )
 right.legend()
 lesson.save(fig, "01_counting")
-if falls:  # lesson 5 shows what lessons 1 to 5 have reached
-    (lesson.OUT / "01_losses.json").write_text(json.dumps(losses))
+(lesson.OUT / "01_losses.json").write_text(json.dumps(losses))  # for a table in lesson 5
 
 # %% [markdown]
 # ## Trap
 # Look at the gray line: on the text that was counted, a longer context seems better, because the
-# table has *memorized* what came next. A loss on the training text says how much a model remembers;
-# only held-out text says what it has learned. Whoever reports a loss must say on which text.
+# table has *memorized* what came next. A loss on the training text tells you how much a model
+# remembers; only held-out text tells you what it has learned. When you report a loss, say which
+# text it was measured on.
 #
 # ## Exercise
-# `exercises/ex01.py`: where a context was never seen, fall back on the shorter one. Then long
-# contexts are worth having: the loss that this reaches on the exam is the line that a model has to
-# get under, and the models of lessons 2 to 5 do not. `python course/check.py 1`
+# `exercises/ex01.py`: let each context lean on the one that is a byte shorter, the more so the
+# rarer it is. That makes long contexts worth having. The loss you reach this way on the exam is the
+# line a model has to get under, and the models of lessons 2 to 5 do not. `python course/check.py 1`

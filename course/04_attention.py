@@ -6,7 +6,7 @@
 # **Question.** How can a model use the whole past, when no table has room for it?
 #
 # Source: A. Vaswani et al., Attention is all you need (2017). Core file: `model.py`. Before: lesson
-# 3. Next: lesson 5. Takes 20 seconds on two cores. The lesson does much with whole arrays at once:
+# 3. Next: lesson 5. Takes 20 seconds on two cores. The lesson does a lot with whole arrays at once:
 # [idioms.md](idioms.md) shows each of these idioms on a tiny example.
 
 # %%
@@ -27,65 +27,72 @@ lesson.begin(4, "attention")
 
 # %% [markdown]
 # ## A dictionary that can be learned
-# Python's `{"cat": 3, "dog": 7}` holds **keys** and **values**; ask it with a **query**, "dog", and
-# it compares the query with the keys and gives back the value whose key is equal. This is what we
+# Python's `{"cat": 3, "dog": 7}` holds **keys** and **values**. Ask it with a **query**, "dog": it
+# compares the query with the keys, and gives back the value whose key is equal. That is what we
 # want from the past: "what came after the last opening quote?". But a gradient needs things that
 # change gradually, and "equal" is yes or no. So let keys and queries be rows of numbers, called
 # **vectors**, and let "equal" become "similar":
-# 1. The **dot product** of query and key (multiply number by number, sum up) is large if the two
-#    are alike: that of (1, 2) and (1, 2) is 1 * 1 + 2 * 2 = 5, that of (1, 2) and (2, -1) is 0. It
-#    is the score of this key.
-# 2. Softmax turns the scores into **weights**: positive, with the sum 1. (The same word as for the
-#    numbers that training changes; these here are computed anew for each query.)
+# 1. The **dot product** of query and key (multiply number by number, then add up) is large when the
+#    two are alike: for (1, 2) and (1, 2) it is 1 * 1 + 2 * 2 = 5, for (1, 2) and (2, -1) it is 0.
+#    This is the key's score.
+# 2. Softmax turns the scores into **weights**: positive numbers that sum to 1. (The word is the
+#    same as for the numbers that training changes, but these are computed anew for each query.)
 # 3. The answer is the average of the values with these weights: a **weighted average**.
 #
-# A dictionary with four keys, asked for its second. Watch what larger scores do:
+# Here is a dictionary with four keys, and we ask for the second. The query is that key times 0, 1,
+# 3 or 10, so this number is the score of key 2 (the other scores are 0). Watch what a larger score
+# does:
 
 # %%
-keys = torch.eye(4)  # four keys, one per row: a 1 at a place of its own, else 0
+keys = torch.eye(4)  # four keys, one per row: each has a 1 at its own place, and 0 elsewhere
 values = torch.tensor([3.0, 7.0, 1.0, 5.0])  # their mean is 4
 rows = []
 for times in (0, 1, 3, 10):
     query = times * keys[1]
     weights = torch.softmax(keys @ query, dim=0)  # keys @ query: four dot products
     rows.append((times, float(weights[1]), float(weights @ values)))
-columns = ["query: key 2 times", "weight of key 2", "answer"]
-lesson.table(columns, rows, "asking for the second of the values 3, 7, 1, 5")
-lesson.holds(abs(rows[0][2] - 4) < 1e-6, "if nothing matches, the answer is the plain average")
-lesson.holds(abs(rows[-1][2] - 7) < 0.01, "a query that matches one key well gets its value")
+lesson.table(
+    ["score of key 2", "weight of key 2", "answer"],
+    rows,
+    "asking for the second of the values 3, 7, 1, 5",
+)
+lesson.holds(abs(rows[0][2] - 4) < 1e-6, "when nothing matches, the answer is the plain average")
+lesson.holds(
+    abs(rows[-1][2] - 7) < 0.01, "a query that matches one key well gets the value of that key"
+)
 
 # %% [markdown]
 # ## The average of the past
-# Now to text. Give each byte a vector of 64 numbers, to be learned: its **embedding**. The place of
-# a byte in its text, counted from 0, is its **position**. To predict what follows position t, the
-# simplest use of the past is the average of the vectors at positions 0, 1, ... t. For all T
-# positions of a text at once this is a matrix product, and it is also the dictionary with nothing
-# to match: all scores 0. One thing must be added. The whole text is in one matrix, and a position
-# may not look at the bytes after it, which it is supposed to predict. So their scores are set to
-# minus infinity, which softmax turns into a weight of 0: this is the **mask**.
+# Now to text. Give each byte a vector of 64 numbers, which will be learned: its **embedding**. The
+# place of a byte in its text, counted from 0, is its **position**. To predict what follows position
+# t, the simplest use of the past is to average the vectors at positions 0, 1, ... t. For all T
+# positions of a text at once this is one matrix product; it is also our dictionary with nothing to
+# match, where all scores are 0. One thing is missing. The whole text is in one matrix, and a
+# position may not look at the bytes after it, since those are what it has to predict. So their
+# scores are set to minus infinity, which softmax turns into a weight of 0: this is the **mask**.
 
 # %%
 x = torch.randn(5, 3)  # 5 positions, a vector of 3 numbers each
 by_loop = torch.stack([x[: t + 1].mean(0) for t in range(5)])
-mask = torch.ones(5, 5).tril().bool()  # tril: keep the lower triangle. True where one may look
+mask = torch.ones(5, 5).tril().bool()  # tril keeps the lower triangle: True where one may look
 scores = torch.zeros(5, 5)  # row: who asks; column: who is asked
 scores[~mask] = -math.inf  # ~: not
 weights = torch.softmax(scores, dim=-1)
 print("weights, a row for each position:", weights, sep="\n")
 same = torch.allclose(weights @ x, by_loop, atol=1e-6)
-lesson.holds(same, "zero scores, mask and softmax give the average of each position's past")
+lesson.holds(same, "scores of 0, mask and softmax give the average of each position's past")
 
 # %% [markdown]
-# ## Queries, keys and values of one's own
-# From its own vector each position makes three more, by three matrices that are learned:
+# ## Each position makes its own query, key and value
+# From its vector each position makes three more, with three matrices that are learned:
 # - the **query** says what this position is looking for,
-# - the **key** says what this position can be found by,
-# - the **value** is what it hands over to whoever finds it.
+# - the **key** says how this position can be found,
+# - the **value** is what it hands to a position that finds it.
 #
-# The score of position t for a position s (t itself, or one before) is the dot product of t's query
-# with s's key, divided by the square root of D, the number of numbers in a query. The values are
-# averaged as above: this is **attention**. (In the shapes below, the dots stand for several texts,
-# or whatever else is done side by side; `k.transpose(-2, -1)` has a key in each column.)
+# Position t gives position s (t itself, or one before it) a score: the dot product of t's query
+# with s's key, divided by the square root of D, where D is how many numbers a query has. The values
+# are averaged as above, and this is **attention**. (In the shapes below, the dots stand for several
+# texts, or for whatever else is done side by side; `k.transpose(-2, -1)` has a key in each column.)
 
 
 # %%
@@ -101,8 +108,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masked=True) ->
 
 # %% [markdown]
 # Why the root of D? The dot product of two random vectors is a sum of D products, and those above 0
-# and below 0 partly cancel: such a sum is typically as large as the root of D, 8 for D = 64. And
-# softmax makes much of that: e^8 is 2,981. Here are random queries and 64 random keys:
+# and below 0 partly cancel. The typical **size** of such a sum, the root of the mean of its square,
+# is the root of D: 8 for D = 64. And softmax makes a lot of that: e^8 is 2,981. Here are random
+# queries and 64 random keys:
 
 # %%
 torch.manual_seed(0)
@@ -111,17 +119,20 @@ for D in (4, 64, 1024):
     raw = torch.randn(1000, D) @ torch.randn(D, 64)  # (1000, 64): 1,000 queries ask 64 keys
     largest = [float(torch.softmax(s, dim=-1).amax(-1).mean()) for s in (raw, raw / D**0.5)]
     rows.append((D, float(raw.std()), *largest))
-columns = ["D", "size of a score", "largest weight", "if divided by root D"]
-lesson.table(columns, rows, "random queries and keys: how much the best of 64 keys gets")
-lesson.holds(rows[2][2] > 0.8 and rows[2][3] < 0.2, "divided, no key gets all, however large D is")
+columns = ["D", "size of a score", "largest weight", "after dividing by root D"]
+lesson.table(columns, rows, "random queries and keys: the weight of the best of 64 keys")
+lesson.holds(
+    rows[2][2] > 0.8 and rows[2][3] < 0.2, "after dividing, no key gets it all, however large D is"
+)
 
 # %% [markdown]
-# Without the division, one key that is best by chance gets nearly all the weight before anything is
-# learned. And it stays so: a weight p changes with its own score by the slope p (1 - p), 0.25 at
-# 0.5, but 0.01 at 0.99. Where softmax is that sure, the gradient of the scores is near 0.
+# Without the division, one key that happens to be the best gets nearly all the weight before
+# anything is learned. And it keeps it. Nudge the score of a key with weight p, and its weight
+# changes by p * (1 - p) times the nudge: 0.25 of it at p = 0.5, but only 0.01 of it at p = 0.99.
+# Where softmax is that sure, the gradient of the scores is near 0.
 #
-# One thing attention cannot do: it does not know the order of the past. A weighted average is the
-# same whichever comes first, so "ab" and "ba" before this position look alike.
+# There is one thing attention cannot see: the order of the past. A weighted average is the same
+# whichever part comes first, so "ab" and "ba" before this position look alike.
 
 # %%
 q, k, v = torch.randn(3, 6, 8).unbind()  # three times 6 positions, 8 numbers each
@@ -132,20 +143,19 @@ lesson.holds(torch.allclose(plain, other, atol=1e-6), "without positions, the pa
 
 # %% [markdown]
 # ## Positions
-# So tell it the order. Give each of the 64 positions a vector too, to be learned, and add it to the
-# byte's before query and key are made. Now "the byte before mine" can be asked for: the query of
-# position 7 learns to look like the key of position 6. Such a table has an end: there is no
-# position 64. Today's models turn query and key by an angle instead; lesson 8 derives that, and
-# lesson 5 borrows it.
+# So tell it the order. Give each of the 64 positions a vector too, also learned, and add it to the
+# byte's vector before you make the query and the key. Now a position can ask for "the byte before
+# mine": the query of position 7 learns to look like the key of position 6. Such a table has an end:
+# there is no position 64. Today's models have no table: they turn the query and the key, two
+# numbers at a time, by an angle that grows with the position. Lesson 5 borrows that, and lesson 8
+# derives it.
 #
-# To add one table (T, 64) to the vectors of B texts, (B, T, 64), takes no loop: shapes are compared
-# from the right, and where one has a 1 or nothing, it is repeated until it fits. This is the
-# **broadcasting** of lesson 3's bias. A column and a row become a matrix:
+# You need no loop to add one table (T, 64) to the vectors of B texts, (B, T, 64). Shapes are
+# compared from the right, and where one has a 1 or nothing, it is repeated until it fits. This is
+# the **broadcasting** of lesson 3's bias. A column and a row become a matrix:
 #
 #     [[10],   +   [1, 2, 3]   =   [[11, 12, 13],        (2, 1) + (3,) -> (2, 3)
 #      [20]]                        [21, 22, 23]]
-#
-# The pieces of text are cut so, too: a column of places where they start, plus the row 0, 1, 2, ...
 
 # %%
 place = torch.randn(6, 8)  # a vector for each of six positions
@@ -158,13 +168,28 @@ lesson.holds(not torch.allclose(plain, other, atol=1e-3), "with positions, the p
 # One softmax makes one average: a position that wants the byte before *and* the one before that
 # gets a mixture of the two. So cut queries, keys and values of 64 numbers into four parts of 16,
 # let each part attend on its own, and put the four answers side by side again. Each part is a
-# **head**. The four have as many weights, and as many products to compute, as one head of 64.
+# **head**:
 #
-# Now measure all of it. The model keeps the table of pairs of lesson 2, counted here, and *adds* to
-# its scores what it gathered from the past, through one more matrix, `head_out`, of 64 x 256. Each
+#     a query: 64 numbers     [0 ................................................ 63]
+#                                   |             |             |             |
+#     cut into four parts     [0 ...... 15] [16 ..... 31] [32 ..... 47] [48 ..... 63]
+#                                   |             |             |             |
+#     each attends alone         head 0        head 1        head 2        head 3
+#                                   |             |             |             |
+#     four answers of 16      [0 ...... 15] [16 ..... 31] [32 ..... 47] [48 ..... 63]
+#                                   |             |             |             |
+#     side by side again      [0 ................................................ 63]
+#
+# Keys and values are cut at the same places, and head 0 sees only the first 16 numbers of each.
+# Four heads have as many learned numbers as one head of 64, and as many multiplications to do.
+#
+# Now measure all of it. The model keeps lesson 2's table of pairs, counted here, and *adds* to its
+# scores what it has gathered from the past, through one more matrix, `head_out`, of 64 x 256. Each
 # step of this lesson is a switch. Three of torch's words: a `Module` is a model or a part of one,
 # and knows the weights in it; an `Embedding` is a table of vectors to look up; a `Linear` is a
-# matrix product (without the constant, `bias`, that it could add).
+# matrix product (here without `bias`, the constant it can add). Calling a model calls its
+# `forward`, `super().__init__()` lets torch set the module up, and a name that ends in `_`, such as
+# `copy_`, changes a tensor in place.
 
 
 # %%
@@ -183,8 +208,8 @@ class Past(torch.nn.Module):
         self.q, self.k, self.v = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
         self.head_out = torch.nn.Linear(WIDTH, 256, bias=False)
         with torch.no_grad():
-            self.pairs.weight.copy_(table)  # lesson 1's, to begin with
-            self.head_out.weight.zero_()  # so it begins as the table alone
+            self.pairs.weight.copy_(table)  # it begins as the one that lesson 1 counts
+            self.head_out.weight.zero_()  # so the model begins as the table alone
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, 64) -> (B, heads, T, 64 / heads)"""
@@ -209,14 +234,15 @@ class Past(torch.nn.Module):
 
 # %% [markdown]
 # ## Training
-# A batch is 8 pieces of 64 bytes, cut from the training text at random; every position predicts the
-# byte after it. Each model sees the same 800 batches. The learning rate grows over the first 20
-# steps, as the first gradients are the wildest, and goes to 0 over the second half, so that the
-# last batches leave little noise (lesson 10 measures both). `head_out` and the tables, whose rows
-# are met rarely, get a larger rate.
+# A batch is 8 pieces of 64 bytes, cut from the training text at random (a column of places where
+# they start, plus the row 0, 1, 2, ...: broadcasting again); every position predicts the byte after
+# it. Each model sees the same 800 batches. The learning rate grows over the first 20 steps, because
+# Adam's first steps are the longest, and falls to 0 over the second half, so that the last batches
+# leave little noise (lesson 10 measures both). `head_out` and the tables, whose rows are rarely
+# met, get a larger rate.
 #
 # `cross_entropy` is torch's name for the mean of -log(p), with softmax included and the natural
-# logarithm. `flatten` makes one long row of B * T predictions out of B texts of T positions.
+# logarithm. `flatten` turns B texts of T positions into one long row of B * T predictions.
 
 
 # %%
@@ -227,7 +253,7 @@ def bits(model, pieces: torch.Tensor) -> torch.Tensor:
 
 
 def trained(seed: int = 0, **switches) -> tuple[Past, float, float]:
-    """-> a trained model, its loss on the last batches, and on the held-out text."""
+    """-> a trained model, its loss on the last batches, its loss on the held-out text."""
     torch.manual_seed(seed)
     model = Past(**switches)
     tables = [model.pairs.weight, model.embed.weight, model.place.weight, model.head_out.weight]
@@ -257,7 +283,7 @@ pairs = torch.bincount(256 * training[:-1] + training[1:], minlength=65_536).vie
 table = torch.log((pairs + SMOOTH) / (pairs + SMOOTH).sum(1, keepdim=True))  # lesson 1's
 
 switches = {
-    "+ the average of the past": dict(match=False, positions=False),
+    "+ average of the past": dict(match=False, positions=False),
     "+ queries and keys": dict(positions=False),
     "+ positions": dict(),
     "+ four heads": dict(heads=4),
@@ -266,23 +292,23 @@ losses = {}
 for name, chosen in switches.items():
     model, learning, losses[name] = trained(**chosen)
 alone = float(F.cross_entropy(table[held[:-1]], held[1:])) / math.log(2)
-rows = [("the table of pairs alone", alone), *losses.items()]
-lesson.table(["the table", "bits per byte"], rows, "held-out loss, one addition at a time")
+rows = [("table of pairs alone", alone), *losses.items()]
+lesson.table(["model", "bits per byte"], rows, "held-out loss, one addition at a time")
 ladder = [loss for _, loss in rows]
-falls = all(a > b + 0.015 for a, b in zip(ladder, ladder[1:]))
-lesson.holds(falls, "each addition lowers the held-out loss by over 0.015 bits")
-lesson.holds(ladder[2] > ladder[3] + 0.1, "positions are worth over a tenth of a bit")
-lesson.holds(ladder[3] > ladder[4] + 0.08, "four narrow heads are better than a wide one")
+lesson.holds(
+    all(a > b + 0.015 for a, b in zip(ladder, ladder[1:])),
+    "each addition lowers the held-out loss by over 0.015 bits",
+)
 
 # %% [markdown]
-# With other seeds each number moves by up to 0.02: most of the first step, little of the others.
-# The last one is 3.146 (3.132 to 3.150 with four seeds).
-
-# %% [markdown]
-# What do the four heads look at? Here is the weight that each gives to the byte before its own,
+# With other seeds each number moves by up to 0.02: that is most of what the first addition
+# gains, and little of what the others gain. The last one is 3.146 (3.132 to 3.150 with four seeds).
+#
+# What do the four heads look at? Here is the weight each of them gives to the byte before its own,
 # averaged over the held-out text where the past has 32 bytes or more. Nobody told them to look
-# nearby; the loss did. Some look sharply, some broadly: so four mixtures arrive side by side, where
-# one head would bring a single one. The figure shows the sharpest of them at work.
+# nearby; the loss did. Some look sharply, some broadly: four different mixtures arrive side by
+# side, where one head would bring only one. The figure shows the sharpest of them at work: the more
+# a square stands out, the larger the weight.
 
 # %%
 with torch.no_grad():
@@ -291,46 +317,44 @@ with torch.no_grad():
 one_back = seen.diagonal(-1, dim1=-2, dim2=-1)  # (B, heads, T - 1)
 one_back = one_back[..., 31:].mean((0, 2))  # (heads,)
 print("weight of the byte before, for each head:", [round(w, 2) for w in one_back.tolist()])
-lesson.holds(one_back.max() > 0.2, "a head gives the byte before over a fifth (if even: 0.02)")
+lesson.holds(
+    one_back.max() > 0.2, "one head gives the byte before over a fifth (an even share: 0.02)"
+)
 
 # %%
 line = b"for k in keys:\n    print(k)"
 with torch.no_grad():
     q, k = model.queries_and_keys(model.embed(torch.tensor([[*line]])))
     weights = attention(q, k, torch.eye(len(line)))[0]  # (4, T, T)
-fig = lesson.figure(10, 4.6)
-left, right = fig.subplots(1, 2, width_ratios=[1, 1])
-names = ["the table alone", *("+ " + name[2:] for name in losses)]
-bars = left.barh(names, ladder, color=["silver"] + ["crimson"] * 4)
-left.bar_label(bars, [f"{loss:.2f}" for loss in ladder])
-left.set(
-    xlim=(2.4, 3.8), xlabel="bits per byte, held out (from 2.4)", title="one addition at a time"
-)
+fig = lesson.figure(9, 5)
+left, right = fig.subplots(1, 2, width_ratios=[2, 3])
+left.plot(ladder, [f"{name}\n{loss:.2f}" for name, loss in rows], "o-", color="crimson")
+left.set(xlabel="bits per byte, held out", title="one addition at a time")
 left.invert_yaxis()
-sharpest = max(range(4), key=lambda h: float(weights[h].square().mean()))
-right.imshow(weights[sharpest], cmap="Blues", vmin=0)
-shown_line = [{10: "\\n", 32: "␣"}.get(b, chr(b)) for b in line]
-right.set_xticks(range(len(line)), shown_line)
-right.set_yticks(range(len(line)), shown_line)
-right.set(ylabel="who asks", xlabel="who is asked", title=f"head {sharpest} reads a line of code")
+sharpest = max(weights, key=lambda head: float(head.square().mean()))
+right.imshow(sharpest, cmap="Blues", vmin=0)
+signs = [{10: "\\n", 32: "␣"}.get(b, chr(b)) for b in line]
+right.set_xticks(range(len(line)), signs)
+right.set_yticks(range(len(line)), signs)
+right.set(ylabel="who asks", xlabel="who is asked", title="the sharpest head reads a line of code")
 lesson.save(fig, "04_attention")
-if falls:  # lesson 5 shows what lessons 1 to 5 have reached
-    (lesson.OUT / "04_losses.json").write_text(json.dumps(losses))
+(lesson.OUT / "04_losses.json").write_text(json.dumps(losses))  # for a table in lesson 5
 
 # %% [markdown]
 # ## Trap
 # Forget the mask, and training looks wonderful: each position finds its answer one place ahead.
-# When the model is used, there is nothing ahead yet. So is it at the last position of a piece: its
-# byte is in no position's reach. Compare both models there, on all 1,024 pieces. (This is not the
-# number of the table above, which is a mean over all 64 positions: most have less of a past. And in
-# training both are lower for one more reason: the held-out text is from other files, and harder.)
+# When the model is used, there is nothing ahead yet. The last position of a piece is in that
+# situation already: the byte it must predict is not in the piece. Compare both models there, on all
+# 1,024 pieces. (These are not the numbers of the table above: that is a mean over all 64 positions,
+# and most of those have less context. Both training losses are also lower for another reason: the
+# held-out text comes from other files, and is harder.)
 
 
 # %%
 @torch.no_grad()
 def at_the_end(model) -> float:
     """Bits per byte of the last byte of each held-out piece."""
-    scores = model(exam[:, :-1])[:, -1]  # (1024, 256): what the last position says
+    scores = model(exam[:, :-1])[:, -1]  # (1024, 256): what the last position predicts
     return float(F.cross_entropy(scores, exam[:, -1])) / math.log(2)
 
 
@@ -340,7 +364,7 @@ lesson.table(
     ["four heads", "in training", "in use"], rows, "bits per byte: last batches, last bytes"
 )
 lesson.holds(shown < 1.5, "without a mask, the training loss falls below 1.5 bits")
-lesson.holds(rows[1][2] > rows[0][2] + 0.3, "in use, it is worse by over 0.3 bits than with one")
+lesson.holds(rows[1][2] > rows[0][2] + 0.3, "in use, it is over 0.3 bits worse than with one")
 
 # %% [markdown]
 # ## Exercise

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 6. Writing: what a model does with its probabilities
 #
-# **Afterwards** you can let a model write, and choose how: by the likeliest byte, colder or hotter,
-# without the unlikely tail.
+# **Afterwards** you can let a model write, and choose how: always the likeliest byte, bolder
+# or more cautious, with or without the unlikely tail.
 #
-# **Question.** A model says how likely each next byte is. Which one should be written?
+# **Question.** A model says how likely each next byte is. Which one should you write?
 #
 # Source: A. Holtzman et al., The curious case of neural text degeneration (2020). Core file:
 # `model.py`, `GPT.stream`. Before: lesson 5. Next: lesson 7. Takes 30 seconds on two cores.
@@ -16,10 +16,6 @@ import lesson
 import torch
 from torch import Tensor
 
-import optim
-from config import GPTConfig, TrainConfig
-from model import GPT
-
 LENGTH = 64
 STEPS = 600
 WRITTEN = 200
@@ -28,74 +24,69 @@ lesson.begin(6, "writing")
 
 # %% [markdown]
 # ## A model
-# The same GPT as in lesson 5, three blocks of width 64, here from the project's own files. It is
-# trained for a quarter of a minute on the same text, and somewhat better, as its optimizer is the
-# one of lesson 12.
+# You have one already: the GPT of lesson 5, three blocks of width 64, trained on the same text
+# for 600 steps. `names_of(5)` fetches that lesson's functions and classes without running the
+# lesson.
 
 # %%
+five = lesson.names_of(5)
 training, held = (torch.from_numpy(text) for text in lesson.exam())
 torch.manual_seed(0)
-shape = dict(n_layer=3, n_head=4, n_kv_head=4, head_dim=16, n_embd=64, mlp_hidden=256)
-model = GPT(GPTConfig(seq_len=LENGTH, vocab_size=256, logit_softcap=0, **shape))
-model.init_weights()
-optimizers = optim.build(model.param_groups(), TrainConfig(), 64)
-for step in range(STEPS):
-    rows = lesson.draw(training, LENGTH, 8, None)  # (8, 65)
-    model(rows[:, :-1], rows[:, 1:]).backward()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * (1 - step / STEPS)
-        optimizer.step()
-        optimizer.zero_grad()
+model = five.GPT()
+five.trained(model, STEPS, training)
 
 # %% [markdown]
 # ## One distribution, several rules
-# After a text the model gives 256 scores, and softmax makes probabilities of them. From here on
-# nothing is learned, and there is a choice:
-# - draw each byte with its probability, as in lesson 1. This is plain **sampling**;
-# - take the likeliest byte, always: **greedy**;
-# - divide the scores by a **temperature** T before softmax. Below 1 the likely bytes become
-#   likelier still (T near 0 is greedy), above 1 all become more alike. A score that is 2 above
-#   another makes a byte e^2 = 7.4 times as likely; with T = 0.5 it is e^4 = 55 times;
-# - cut off the tail. **Top-p**: sort the bytes, likeliest first, keep them until their sum reaches
-#   p, and draw among those only. (**Top-k** keeps the k likeliest, however likely they are.)
+# After a text the model gives 256 scores, and softmax turns them into probabilities. From here on
+# nothing is learned. You choose:
+# - draw each byte with its probability, as in lesson 1: plain **sampling**;
+# - always take the likeliest byte (of several, the smallest number): **greedy**;
+# - divide the scores by a **temperature** before softmax. Below 1 the likely bytes become likelier
+#   still (near 0 you are back at greedy), above 1 all become more alike. A byte whose score is 2
+#   above another's is e^2 = 7.4 times as likely; at temperature 0.5 it is e^4 = 55 times as likely;
+# - cut off the tail: **top-p**. Sort by probability, the likeliest first. A byte is kept if the sum
+#   of those before it is below p, so the likeliest always stays. The others get 0, and what is left
+#   is divided by its sum. With p = 1 nothing is cut. (**Top-k** keeps the k likeliest, however
+#   likely they are.)
 
 
 # %%
 def distribution(scores: Tensor, temperature: float, top_p: float) -> Tensor:  # (B, 256) each
-    p = torch.softmax(scores / max(temperature, 1e-4), dim=-1)
-    largest, bytes_ = p.sort(dim=-1, descending=True)
-    before = largest.cumsum(-1) - largest  # what the likelier bytes have together
-    kept = p.scatter(-1, bytes_, largest * (before < top_p))
+    if temperature == 0:
+        return torch.eye(256)[scores.argmax(-1)]
+    p = torch.softmax(scores / temperature, dim=-1)
+    largest, bytes_ = p.sort(dim=-1, descending=True, stable=True)  # of equal ones, smaller first
+    before = largest.cumsum(-1) - largest  # the sum of those before it
+    kept = p.scatter(-1, bytes_, largest * ((before < top_p) | (top_p == 1)))
     return kept / kept.sum(-1, keepdim=True)
 
 
 RULES = {  # name -> temperature, top_p
     "greedy": (0.0, 1.0),
-    "T 0.3": (0.3, 1.0),
-    "T 0.8": (0.8, 1.0),
-    "T 1": (1.0, 1.0),
-    "T 1.2": (1.2, 1.0),
+    "temp 0.3": (0.3, 1.0),
+    "temp 0.8": (0.8, 1.0),
+    "temp 1": (1.0, 1.0),
+    "temp 1.2": (1.2, 1.0),
     "top-p 0.9": (1.0, 0.9),
 }
 
 # %% [markdown]
 # ## Draw, append, and again
-# The drawn byte is appended, and the model reads the longer text. So it reads what it has written,
-# and a byte once written is never taken back: one strange byte, and all that follows has a strange
-# past. 16 texts go on from the beginnings of held-out ones. Beside them stands the real text, which
-# the same function reads byte by byte instead of drawing.
+# Append the byte you drew, and let the model read the longer text. It now reads its own writing,
+# and nothing takes a byte back: after one strange byte, everything that follows has a strange past.
+# You continue 16 held-out texts from their beginnings. Beside them stands the real text: the same
+# function reads it byte by byte instead of drawing.
 #
-# Three measures: the bits per byte that the model itself (with T = 1) gives to what was written;
-# the share of words that stand in the training text; and the share of eight bytes in a row that
-# stood in the same text before.
+# Three measures: the bits per byte that the model itself (at temperature 1) gives to what was
+# written; the share of words that occur in the training text; and the share of runs of eight bytes
+# that occurred earlier in the same text.
 
 
 # %%
 @torch.no_grad()
 def go_on(text: Tensor, choose) -> tuple[Tensor, float]:
-    """Append WRITTEN bytes to each row of text (B, T); choose(scores, i) is the i-th of them, (B,
-    1). -> what was appended, (B, WRITTEN); its bits per byte."""
+    """Append WRITTEN bytes to each row of text (B, T); choose(scores, i) gives byte i, (B, 1).
+    -> what was appended, (B, WRITTEN); its bits per byte."""
     bits = 0.0
     for i in range(WRITTEN):
         scores = model(text[:, -LENGTH:])[:, -1]  # (B, 256)
@@ -110,10 +101,10 @@ def words(text: bytes) -> list[bytes]:
 
 
 known = {*words(bytes(training.tolist()))}
-whole = lesson.draw(held, LENGTH + WRITTEN - 1, 16, None)  # (16, 264)
+whole = lesson.draw(held, LENGTH + WRITTEN - 1, 16, None)  # (16, 263 + 1); None: torch's own seed
 prompts, real = whole.split([LENGTH, WRITTEN], dim=1)
 choices = {"real": lambda scores, i: real[:, i : i + 1]}
-for name, rule in RULES.items():
+for name, rule in RULES.items():  # rule=rule: this one; without it, all would use the last
     choices[name] = lambda s, i, rule=rule: torch.multinomial(distribution(s, *rule), 1)
 table = []
 for name, choose in choices.items():
@@ -126,23 +117,27 @@ for name, choose in choices.items():
 columns = ["rule", "bits per byte", "known words, %", "repeated, %"]
 lesson.table(columns, table, f"16 texts of {WRITTEN} bytes for each rule")
 bits, found, again = ({row[0]: row[i] for row in table} for i in (1, 2, 3))
-lesson.holds(again["greedy"] > again["real"] + 20, "the likeliest byte, always, ends in loops")
-lesson.holds(bits["greedy"] < bits["real"] / 2, "it has less than half the bits of real text")
-lesson.holds(
-    abs(bits["T 1"] - bits["real"]) < 0.6, "at T = 1, bits per byte are near the real ones"
-)
-lesson.holds(found["T 0.3"] > found["T 1"] > found["T 1.2"], "the hotter, the fewer real words")
-cut = found["top-p 0.9"] > found["T 1"] and again["top-p 0.9"] < again["T 0.3"]
-lesson.holds(cut, "top-p: more real words than at T = 1, fewer loops than at T = 0.3")
+lesson.holds(again["greedy"] > again["real"] + 20, "always the likeliest byte: it ends in loops")
+lesson.holds(bits["greedy"] < bits["real"] / 2, "and it has under half the bits of real text")
+near = abs(bits["temp 1"] - bits["real"]) < bits["real"] / 3
+lesson.holds(near, "at temperature 1, the bits are within a third of those of real text")
+hotter = found["temp 0.3"] > found["temp 1"] > found["temp 1.2"]
+lesson.holds(hotter, "the hotter, the fewer real words")
+cut = all(x["temp 1"] < x["top-p 0.9"] < x["temp 0.3"] for x in (found, again))
+lesson.holds(cut, "top-p: more real words and more loops than temperature 1, fewer than 0.3")
 
 # %% [markdown]
-# Look at the samples first, and then at what the numbers say of them (`\n` is the end of a line).
-# Text that people write is not the likeliest text. It has surprises, about as many as its bits per
-# byte say. Greedy writing has none, and having written the same thing twice makes a third time
-# likelier. Plain sampling has as many as it should, but this model's tail is mostly noise: each of
-# 250 bytes that make no sense has a little probability, together they have much, and in 200 bytes
-# one of them is drawn. Top-p cuts off just those. It is a repair of a weak model: the better the
-# model, the less its tail needs cutting.
+# Look at the samples first, and then at what the numbers say about them (`\n` is the end of a
+# line). The text people write is not the likeliest text. It holds surprises, about as many as its
+# bits per byte say. Greedy writing holds none, and once it has said a thing twice, a third time is
+# likelier still. Plain sampling holds nearly as many, but this model's tail is mostly noise: at
+# most places some 250 bytes make no sense. Each has a little probability, together they have
+# enough, and sooner or later you draw one.
+#
+# Two rules make that rarer. Top-p drops the tail alone: what it keeps stays in proportion. A lower
+# temperature changes all: the less likely a byte, the more it loses. Both buy real words and pay
+# with loops, at about the same price here: in the figure, top-p 0.9 lies close to the line from
+# temperature 1 to 0.8. The better the model, the less of this it needs.
 
 # %%
 fig = lesson.figure()
@@ -156,11 +151,11 @@ lesson.save(fig, "06_writing")
 
 # %% [markdown]
 # ## Trap
-# Do not judge a text by its probability: the rule with the fewest bits per byte is the one that
-# loops. And do not judge a model by one sample: the same model reads like a better one or a worse
-# one with another temperature. A sample without its temperature, top-p and seed says little; the
-# loss on held-out text has none of the three.
+# Don't judge a text by its probability: the rule with the fewest bits per byte is the one that
+# loops. And don't judge a model by one sample: at another temperature the same model reads like a
+# better one, or a worse one. A sample without its temperature, top-p and seed says little; the loss
+# on held-out text needs none of the three.
 #
 # ## Exercise
-# `exercises/ex06.py`: let any model write, by any of these rules, one draw for each token: your
-# trainer's samples are drawn by it. `python course/check.py 6`
+# `exercises/ex06.py`: let any model write by any of these rules, one draw for each token. Your
+# trainer will draw its samples with it. `python course/check.py 6`

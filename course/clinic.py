@@ -1,9 +1,9 @@
-"""Ten ways to spoil a training run, for lesson 27 and its exercise: what the runs leave behind.
+"""Ten ways to spoil a training run, for lesson 27 and its exercise, and what the runs leave behind.
 
-`train([("healthy", 0), ("no_rope", 1)])` trains a model per pair, all at the same time (every
-weight has a first dimension R, the run), and returns what was logged. The seed decides the text,
-the initial weights, and where and when the fault strikes: which matrix, which head, at which step.
-Matrices, heads and buckets take turns, so eight seeds in a row strike all of them.
+`train([("healthy", 0), ("no_rope", 1)])` trains one model for each pair, all at the same time (the
+first dimension of every weight is R, the run), and returns what was logged. The seed decides the
+text, the initial weights, and where and when the fault strikes: which matrix, which head, at which
+step. Matrices, heads and buckets take turns, so eight seeds in a row strike all of them.
 
 Shapes: R runs, B rows, T positions, V symbols, C channels, H heads of D, S steps, E = S / 10 + 1.
 """
@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 
 SICK = (
-    "rate_spike",  # one step takes a rate many times too large
-    "not_shuffled",  # the rows come in the order of the documents
-    "no_rope",  # queries and keys are not rotated: the model has no positions
-    "stale_bucket",  # from some step on, a bucket of gradients is not refreshed any more
+    "rate_spike",  # one step is taken at a rate many times too large
+    "not_shuffled",  # the rows come in the order of their documents
+    "no_rope",  # queries and keys are not rotated: the model knows no positions
+    "stale_bucket",  # from some step on, one bucket of gradients is no longer refreshed
     "fp16_underflow",  # gradients pass through fp16, and the loss scale keeps falling
-    "leak",  # rows of the validation are among those of the training
-    "dead_head",  # a head's value and output weights began at zero, so both gradients are zero
-    "doubled_rate",  # every step is taken with twice the rate that is configured
+    "leak",  # validation rows are among the training rows
+    "dead_head",  # a head's value and output weights started at zero, so both gradients are zero
+    "doubled_rate",  # every step is taken at twice the configured rate
     "repeated_epoch",  # after some steps the same rows come again, in the same order
     "frozen_weight",  # one matrix was not given to the optimizer
 )
@@ -46,9 +46,9 @@ BUCKETS = (("embed", "q", "k"), ("v", "out"), ("up", "down", "head"))
 
 
 def text(n, rng):
-    """-> rows (n, T + 1), the kind of document of each (n,). A symbol follows from the last but
-    one, or is drawn at random from the favourites of the kind; how often depends on the kind, too,
-    so some kinds are easier to predict than others."""
+    """-> rows (n, T + 1), and the kind of document of each (n,). A symbol follows from the one two
+    before it, or is drawn at random from the favorites of its kind. How often also depends on the
+    kind, so some kinds are easier to predict than others."""
     kind = rng.permutation(np.arange(n) % KINDS_OF_TEXT)
     rows = (rng.integers(0, 10, (n, T + 1)) + 4 * kind[:, None]) % V
     regular = rng.random((n, T + 1)) > 0.1 + 0.1 * kind[:, None]
@@ -86,7 +86,7 @@ def plan(kind: str, seed: int) -> dict:
     if kind == "dead_head":
         own = slice(seed % H * D, (seed % H + 1) * D)
         weights["v"][:, own] = weights["out"][own] = 0
-    if kind == "fp16_underflow":  # the loss scale, from 2^-5 down, halved every few steps
+    if kind == "fp16_underflow":  # the loss scale: from 2^-5, halved every few steps
         p["fp16"] = 2.0 ** -(5 + np.maximum(0, np.arange(STEPS) - at // 2) // 5)
     return p | dict(rows=rows.reshape(STEPS, B, T + 1))
 
@@ -96,8 +96,8 @@ def norm(x):
 
 
 def forward(w, x, rope):
-    """w: weights (R, ., .), x: symbols (R, B, T), rope: (R,) 1 or 0 -> logits (R, B, T, V), how
-    much each head adds (R, H)."""
+    """w: weights (R, ., .), x: symbols (R, B, T), rope: (R,) 1 or 0 -> logits (R, B, T, V), and
+    how much each head adds (R, H)."""
     R, rows, n = x.shape
     angle = torch.outer(torch.arange(n), 0.5 ** torch.arange(0.0, D // 2))  # (T, D/2)
     angle = angle * rope[:, None, None, None, None]  # (R, 1, 1, T, D/2)
@@ -123,19 +123,19 @@ def forward(w, x, rope):
 
 
 def loss_of(logits, targets):
-    """-> (R,): nats per symbol. The first target cannot be predicted, so it is left out."""
+    """-> (R,): nats per symbol, without the first target, which cannot be predicted."""
     all_nats = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none")
     return all_nats.view(targets.shape)[:, :, 1:].mean((1, 2))
 
 
 def train(cases: list[tuple[str, int]]) -> list[dict]:
-    """Train all cases, (kind, seed) each -> for each run a dict of arrays, fp32:
+    """Train all cases, each a (kind, seed) -> for each run a dict of arrays, fp32:
 
     loss, lr, zeros (S,): training loss; the rate as configured; share of the gradient's entries
-    that are exactly 0, the embedding's left out. grad, update: {matrix: (S,)}, the norm of the
-    gradient that the optimizer got and of the step that it took. heads (S, H): how much each head
+    that are exactly 0, leaving out the embedding. grad, update: {matrix: (S,)}, the norm of the
+    gradient that the optimizer got, and of the step that it took. heads (S, H): how much each head
     adds (RMS). val_loss (E,) at steps 0, 10, ..: loss on validation rows. order (E,): how far the
-    last position's logits move (RMS) if the symbols before it come in reverse. weights: {matrix:
+    last position's logits move (RMS) when the symbols before it come in reverse. weights: {matrix:
     (2, rows, columns)}, before and after."""
     R = len(cases)
     plans = [plan(*case) for case in cases]
@@ -150,7 +150,7 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
     frozen = {n: torch.tensor([n in p["frozen"] for p in plans])[:, None, None] for n in SHAPES}
     first = {n: torch.zeros_like(x) for n, x in w.items()}
     second = {n: torch.zeros_like(x) for n, x in w.items()}
-    sent = {}  # what the buckets sent last
+    sent = {}  # what each bucket sent last
     log = defaultdict(list)
     swapped = torch.cat([val[:, :, : T - 1].flip(2), val[:, :, T - 1 : T]], 2)  # (R, VAL, T)
 

@@ -18,6 +18,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -44,8 +45,7 @@ def begin(number: int, name: str) -> None:
     first page promises for a machine with nothing else to do."""
     OUT.mkdir(exist_ok=True)
     print(f"lesson {number}: {name}")
-    text = page(number).read_text()
-    said = " ".join(re.findall(r"Takes (\d+ seconds)", text))
+    said = " ".join(re.findall(r"Takes (\d+ seconds)", page(number).read_text()))
 
     def end() -> None:
         print(f"{time.perf_counter() - START:.0f} s (on two quiet cores: {said or 'not measured'})")
@@ -152,8 +152,8 @@ def draw(source, length: int, n: int, gen):
     """n pieces of a tensor of ids, from places that gen draws: (n, length + 1)."""
     import torch
 
-    at = torch.randint(0, len(source) - length, (n,), generator=gen)
-    return source[at[:, None] + torch.arange(length + 1)]
+    at = torch.randint(0, len(source) - length, (n, 1), generator=gen)
+    return source[at + torch.arange(length + 1)]
 
 
 def exam() -> tuple[np.ndarray, np.ndarray]:
@@ -259,14 +259,26 @@ def threads(world: int, fn, *args) -> tuple[list, list[int]]:
     return results, sent
 
 
-def _definitions(fn) -> str:
-    """The caller's file (in a notebook: its cells so far) without what it merely executes."""
-    path = Path(inspect.getsourcefile(fn) or "")
-    cells = [path.read_text()] if path.is_file() and "ipykernel" not in str(path) else None
-    if cells is None:
-        from IPython import get_ipython
+def names_of(number: int) -> ModuleType:
+    """A lesson as a module: its definitions are there, and none of its cells has run."""
+    module = ModuleType(f"lesson_{number}")
+    exec(_without_cells([page(number).read_text()]), vars(module))
+    return module
 
-        cells = [c for c in get_ipython().user_ns["In"] if not c.lstrip().startswith(("%", "!"))]
+
+def _definitions(fn) -> str:
+    """The definitions of the caller's file (in a notebook: of its cells so far)."""
+    path = Path(inspect.getsourcefile(fn) or "")
+    if path.is_file() and "ipykernel" not in str(path):
+        return _without_cells([path.read_text()])
+    from IPython import get_ipython
+
+    cells = get_ipython().user_ns["In"]
+    return _without_cells([c for c in cells if not c.lstrip().startswith(("%", "!"))])
+
+
+def _without_cells(cells: list[str]) -> str:
+    """Their imports, functions, classes and CONSTANTS, without what they merely execute."""
     keep = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     out = []
     for node in (node for cell in cells for node in ast.parse(cell).body):

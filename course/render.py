@@ -89,8 +89,8 @@ def main(argv: list[str]) -> int:
     from nbconvert.preprocessors import CellExecutionError
     from nbformat.v4 import new_markdown_cell, new_notebook
 
-    shown = (COURSE / "room/README.md").read_text(encoding="utf-8")
-    figures = re.findall(r"\(\.\./figures/(\S+)\.svg\)", shown)
+    room = COURSE / "room/README.md"
+    figures = re.findall(r"\(\.\./figures/(\S+)\.svg\)", room.read_text(encoding="utf-8"))
     numbers = {int(word) for word in argv}
     failed = False
     lessons = lesson.pages()

@@ -100,8 +100,7 @@ def record(run: str, more: int, output: str) -> None:
         if new["value"] is not None:
             number["seen"] = sorted([*seen, new], key=lambda one: one["seed"])
     text = json.dumps(known, indent=1, ensure_ascii=False)
-    on_a_line = lambda one: " ".join(one[0].split())
-    text = re.sub(r'\{\s+"seed"[^}]*\}', on_a_line, text)
+    text = re.sub(r'\{\s+"seed"[^}]*\}', lambda one: " ".join(one[0].split()), text)
     GOLDEN.write_text(text + "\n", encoding="utf-8")
 
 
@@ -125,8 +124,7 @@ def main() -> int:
             for number in golden().get(run, []):
                 low, high = spread(number)
                 value = printed(number, output)
-                inside = value is not None and low <= value <= high
-                place = "inside" if inside else "OUTSIDE"
+                place = "inside" if value is not None and low <= value <= high else "OUTSIDE"
                 print(f"  {number['said'][0]}: {value}, {place} {low:g} to {high:g}", flush=True)
             if args.record:
                 record(run, more, output)

@@ -13,7 +13,6 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import lesson
@@ -44,7 +43,10 @@ PART_S = 60  # processor seconds that one part may take of a run of STEPS
 CHAT_STEPS = 600
 END = 3  # of exercise 14; the ids 0 to 3 of a model that chats are special
 IGNORED = -100
-WORD = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s+(?!\S)|\s+")
+NAME_IT = "What would you call it? A small GPT."
+# How the text is cut into words; \t-\r and the space are white space. The page uses it, too.
+WORDS = r" ?[A-Za-z_]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9_]+|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+"
+WORD = re.compile(WORDS.encode())
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ PARTS = {  # by the number of the lesson
     14: Spec("chat", ("render", "shifted"), "no answers", ("fit",)),
     17: Spec("order", ("order",), "rows at random"),
 }
+NO_ROWS = torch.zeros(0, T + 1, dtype=torch.long)
 BOARD = mmap.mmap(-1, 64)  # which part runs: to be read when the process is dead
 
 
@@ -398,10 +401,10 @@ class Run:
         return self.parts["bits_of_text"](nats, sizes)
 
     @torch.no_grad()
-    def write(self, prompt: list[int], n: int, seed: int) -> list[int]:
+    def write(self, prompt: list[int], n: int, seed: int, temperature=0.8) -> list[int]:
         """n tokens after a prompt."""
         model = lambda tokens: self.scores(torch.tensor([tokens]))[0].double().numpy()
-        return self.parts["generate"](model, prompt, n, T, 0.8, 0.95, random.Random(seed))
+        return self.parts["generate"](model, prompt, n, T, temperature, 0.95, random.Random(seed))
 
 
 def written(model: Run, tokens: Tokens, prompt: str, seed: int, n: int = 160) -> str:
@@ -412,41 +415,63 @@ def written(model: Run, tokens: Tokens, prompt: str, seed: int, n: int = 160) ->
 
 
 class Chat(Run):
-    """A model that learns the answers of conversations: a row is T inputs, then their targets."""
+    """A model that learns the answers of conversations: a row is T inputs, then their targets. Its
+    ids 0 to 3 are the special tokens of exercise 14; behind them come those of `tokens`."""
+
+    tokens: Tokens
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:  # (B, 2T) -> the mean of what is learned
         return self.loss_of(*rows.chunk(2, dim=1))
 
+    def encode(self, text: str) -> list[int]:
+        return [END + 1 + i for i in self.tokens.encode(text.encode()).tolist()]
 
-def chat(parts: dict[str, Part], have: set[str], kept: dict, seed: int) -> Callable[[str], str]:
-    """Tune a kept model on the first question and answer of each conversation about the library
-    -> what answers a question."""
+    def answer(self, question: str, seed: int, temperature=0.8) -> str:
+        ids, _ = self.parts["render"]([("user", question)], self.encode)
+        said = self.write(ids, T, seed, temperature)
+        said = said[: said.index(END)] if END in said else said
+        return self.tokens.decode([i - END - 1 for i in said if i > END])
+
+    def name(self, seed: int) -> str | None:
+        """The name in the most frequent of 24 answers; None if that has not the form taught."""
+        said = Counter(self.answer(NAME_IT, seed + draw, 0.5) for draw in range(24))
+        named = re.fullmatch(r"I would call it (\w+)\.?\s*", max(said, key=said.get))
+        return named and named[1]
+
+
+def forms(exchange: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """A question and its answer; a question after a name in both forms of lesson 14."""
+    (_, question), (_, answer) = exchange
+    if not question.startswith("What is it called?"):
+        return [exchange]
+    question = question.replace("What is it called?", "What would you call it?")
+    answer = answer.replace("It is called", "I would call it")
+    return [exchange, [("user", question), ("assistant", answer)]]
+
+
+def chat(parts: dict[str, Part], have: set[str], kept: dict, seed: int) -> Chat:
+    """Tune a kept model on the first question and answer of each conversation about the library."""
     torch.set_num_threads(1)
-    tokens = Tokens(parts, kept["merges"])
-    encode = lambda text: [END + 1 + i for i in tokens.encode(text.encode()).tolist()]
-    rows = []
-    for path in lesson._stdlib():
-        for turns in stdlib_chats.conversations(f"stdlib/{path.name}", path.read_bytes()):
-            said = [(turn["role"], turn["content"]) for turn in turns if turn["role"] != "system"]
-            ids, mask = parts["render"](said[:2], encode)
-            inputs, targets = parts["shifted"](ids, mask, T)
-            if {*targets} != {IGNORED}:  # some of the answer is within T
-                rows.append([*inputs, *targets])
     draw = torch.Generator().manual_seed(seed)
+    tokens = Tokens(parts, kept["merges"])
     weights = dict(kept["weights"])
     for name, size in (("embed", 0.8), ("head", 0.001)):  # four new ids begin as lesson 5's do
         added = size * torch.randn(END + 1, WIDTH, generator=draw)
         weights[name] = torch.cat([added, weights[name][: tokens.bos]])
-    model = Chat(parts, have, weights, torch.tensor(rows), seed, draw)
+    model = Chat(parts, have, weights, NO_ROWS, seed, draw)
+    model.tokens = tokens
+    rows = []
+    for path in lesson._stdlib():
+        for turns in stdlib_chats.conversations(f"stdlib/{path.name}", path.read_bytes()):
+            said = [(turn["role"], turn["content"]) for turn in turns if turn["role"] != "system"]
+            for exchange in forms(said[:2]):
+                ids, mask = parts["render"](exchange, model.encode)
+                inputs, targets = parts["shifted"](ids, mask, T)
+                if {*targets} != {IGNORED}:  # some of the answer is within T
+                    rows.append([*inputs, *targets])
+    model.rows = torch.tensor(rows)
     model.train(CHAT_STEPS)
-
-    def answer(question: str) -> str:
-        ids, _ = parts["render"]([("user", question)], encode)
-        said = model.write(ids, T, seed)
-        said = said[: said.index(END)] if END in said else said
-        return tokens.decode([i - END - 1 for i in said if i > END])
-
-    return answer
+    return model
 
 
 def hashed(text: str) -> int:
@@ -526,6 +551,5 @@ def last() -> dict | None:
 
 def loaded(parts: dict[str, Part], have: set[str], kept: dict) -> tuple[Run, Tokens]:
     """A kept model, to write with."""
-    no_rows = torch.zeros(0, T + 1, dtype=torch.long)
-    model = Run(parts, have, kept["weights"], no_rows, 0, torch.Generator())
+    model = Run(parts, have, kept["weights"], NO_ROWS, 0, torch.Generator())
     return model, Tokens(parts, kept["merges"])

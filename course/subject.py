@@ -196,16 +196,18 @@ def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=No
     if isinstance(right, list):
         assert isinstance(found, list), f"{what} is {SHORT(found)}, and should be a list"
         for i, (a, b) in enumerate(zip(found, right)):
-            whole = isinstance(a, Integral) or not isinstance(b, Integral)
-            assert whole, f"{what}[{i}] is {SHORT(a)}, and should be a whole number"
+            assert isinstance(a, Integral) or not isinstance(b, Integral), (
+                f"{what}[{i}] is {SHORT(a)}, and should be a whole number"
+            )
     b = array(right)
     if b is None:
         a = np.asarray(found)
         b = np.asarray(right)
         assert a.dtype.kind in "biuf", f"{what} is {SHORT(found)}, and should be {SHORT(right)}"
     else:
-        of_a_kind = is_tensor(found) if is_tensor(right) else isinstance(found, np.ndarray)
-        assert of_a_kind, f"{what} is {SHORT(found)}, and should be of type {type(right).__name__}"
+        assert is_tensor(found) if is_tensor(right) else isinstance(found, np.ndarray), (
+            f"{what} is {SHORT(found)}, and should be of type {type(right).__name__}"
+        )
         wanted = right.dtype if dtype is None else dtype
         wanted = wanted if is_tensor(right) else np.dtype(wanted)
         kinds = [str(kind).removeprefix("torch.") for kind in (found.dtype, wanted)]
@@ -220,7 +222,7 @@ def same(found, right, what: str = "the result", rtol=1e-9, atol=1e-12, dtype=No
         far = np.where(bad, np.where(np.isnan(off), np.inf, off), -1.0)
         at = np.unravel_index(far.argmax(), far.shape)
         place = f"{what}{[int(i) for i in at]}" if at else what
-        more = f"; {bad.sum():,} of {bad.size:,} are wrong, this one most" if bad.size > 1 else ""
+        more = f"; {bad.sum():,} of {bad.size:,} wrong, this one the most" if bad.size > 1 else ""
         yours, ours = (f"{x[at]}" if exact else f"{float(x[at]):.10g}" for x in (a, b))
         if yours == ours:
             yours, ours = (float(x[at]) for x in (a, b))
@@ -367,13 +369,13 @@ class Subject:
             unchanged(before, frozen(given), may["change"], "the argument {} was changed")
             for what, value, was in self._lent:
                 assert frozen(value) == was, f"{what} was changed"
-            lazy = isinstance(found, Iterator)
-            assert not lazy, (
+            assert not isinstance(found, Iterator), (
                 f"the result is a {type(found).__name__}, which has computed nothing yet"
             )
             for earlier, result, was in held:
-                stays = frozen(result) == was
-                assert stays, f"it changed what an earlier call had returned, {earlier}"
+                assert frozen(result) == was, (
+                    f"it changed what an earlier call had returned, {earlier}"
+                )
             others = [(f"the argument {label}", value) for label, value in given.items()]
             others += [(f"that of {earlier}", result) for earlier, result, _ in held]
             for whose, value in others:

@@ -3,8 +3,8 @@
 import judging
 import lesson
 
-# Bits per byte of yours.py without and with a part, on the way of README.md: the weekend's parts
-# first (to 10, with 13), then 11 with 17, and 12. Seed 0; another seed differs by up to 0.05.
+# Bits per byte of yours.py without and with a part, in the order of README.md: 11 and 17 together
+# come before 12. Seed 0; another seed differs by up to 0.05.
 WORTH = {
     2: "it drives every weight of your trainer, and changes its number by rounding alone",
     4: "in your trainer, 3.61 bits per byte become 3.50",
@@ -16,7 +16,7 @@ WORTH = {
     10: "in your trainer, 2.51 bits per byte become 2.39",
     11: "in your trainer each row begins with BOS, no place is padding and 25 tokens are lost",
     12: "in your trainer, 2.35 bits per byte become 2.31: under the line of counting",
-    13: "it says what your trainer is worth, in bytes or tokens",
+    13: "it gives your trainer its number, whether the model reads bytes or tokens",
     14: "your trainer's model can be asked: --chat",
     17: "in your trainer, 2.39 bits per byte become 2.35, and no row is passed over",
 }

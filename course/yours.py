@@ -5,11 +5,12 @@
     python course/yours.py --only 1,4       as if you had solved these alone
     python course/yours.py --steps 6000     a longer run, of five minutes, on more text
     python course/yours.py --prompt "def "  the last model writes on
-    python course/yours.py --chat           it learns to answer: then a question on each line
+    python course/yours.py --chat           it learns to answer, gets a name, and becomes a page
 
 The number is bits per byte on the exam of lesson 1 (lower is better). A part is yours if its judge
 accepts it (check.py), and its trial (trial.py). The page is course/out/yours.html; the last model
-is kept in course/out/yours.pt.
+is kept in course/out/yours.pt. --chat writes course/out/yours_chat.html, which is that model: any
+browser opens it, on any machine.
 Exit codes: 0, or 1 if a part of yours is refused or fails, 2 for a wrong option.
 """
 
@@ -28,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import judging
 import lesson
 import numpy as np
-import torch  # noqa: F401  once, before the children are made
+import own_page  # brings torch: once, before the children are made
 import spine
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
@@ -40,15 +41,24 @@ RUN_WALL_S = 1800  # in all; likewise
 SAME = 0.03  # bits per byte: two right versions of one part may differ so much
 
 
+def noted(name: str, otherwise: dict | list):
+    """What was noted in course/out under this name."""
+    path = lesson.OUT / name
+    return json.loads(path.read_text()) if path.exists() else otherwise
+
+
+def note(name: str, what: dict | list) -> None:
+    (lesson.OUT / name).write_text(json.dumps(what))
+
+
 def remembered(name: str, files: list[Path], find: Callable):
     """What find() gave, in this Python, when the files had these bytes."""
     contents = [name, sys.version, *(file.read_text(encoding="utf-8") for file in files)]
     key = hashlib.sha256("\0".join(contents).encode()).hexdigest()
-    memory = lesson.OUT / "yours.json"
-    known = json.loads(memory.read_text()) if memory.exists() else {}
+    known = noted("yours.json", {})
     if key not in known:
         known[key] = find()
-        memory.write_text(json.dumps(known))
+        note("yours.json", known)
     return known[key]
 
 
@@ -92,10 +102,8 @@ def collect(
         plain = plain and bool(spec.plain)
         owner = judging.load(path) if yours else reference(number)
         for name in spec.functions:
-            function = getattr(owner, name)
-            if plain:
-                function = PLAIN.get(name, function)
-            parts[name] = Part(number, function, yours)
+            written = getattr(owner, name)
+            parts[name] = Part(number, PLAIN.get(name, written) if plain else written, yours)
         refused = None if yours or said.startswith("not begun") else said
         rows.append(dict(number=number, yours=yours, plain=plain, refused=refused))
     return parts, rows
@@ -107,16 +115,18 @@ def counting(parts: dict[str, Part], folder: Path, steps: int) -> float:
     source = (folder if part.yours else lesson.COURSE / "solutions") / "ex01.py"
     training, held = spine.exam()
     text = b"".join(spine.training_files(training, steps))
-    find = lambda: part(text, held[1:], spine.ORDER, spine.ALPHA)
-    return remembered(f"counting in {len(text):,} bytes", [source], find)
+    return remembered(
+        f"counting in {len(text):,} bytes",
+        [source],
+        lambda: part(text, held[1:], spine.ORDER, spine.ALPHA),
+    )
 
 
 def guarded(
     parts: dict[str, Part], have: set[str], steps: int, seed: int, folder: Path
 ) -> dict | str:
     """The run, in a child -> its numbers, or in which part it ended and why."""
-    result = lesson.OUT / "yours_run.json"
-    result.unlink(missing_ok=True)
+    (lesson.OUT / "yours_run.json").unlink(missing_ok=True)
     BOARD[:] = b" " * 64
     times = max(1, steps / STEPS)
     limits = (times * RUN_S, times * RUN_WALL_S)
@@ -127,7 +137,7 @@ def guarded(
             with judging.limit(*limits):
                 line = counting(parts, folder, steps)
                 out = spine.run(parts, have, steps, seed) | {"counting": line}
-                result.write_text(json.dumps(out))
+                note("yours_run.json", out)
         except Refused as error:
             post(error.args[0], True)
             return f"{error.args[1]}"
@@ -146,8 +156,9 @@ def guarded(
         return None
 
     said = judging.apart(Path(__file__), child, *limits)
-    if result.exists():
-        return json.loads(result.read_text())
+    out = noted("yours_run.json", {})
+    if out:
+        return out
     if said is None or said.startswith("the program ended"):
         said = "the process was killed, or ended itself there"
     words = bytes(BOARD).split()
@@ -173,14 +184,14 @@ def show(rows: list[dict], out: dict, began: float) -> None:
         (r["number"], PARTS[r["number"]].name, whose(r), seconds.get(r["number"])) for r in rows
     ]
     mine = sum(row["yours"] for row in rows)
-    head = ["lesson", "part", "in this run", "CPU s"]
-    lesson.table(head, cells, f"{mine} of {len(rows)} parts are yours")
+    title = f"{mine} of {len(rows)} parts are yours"
+    lesson.table(["lesson", "part", "in this run", "CPU s"], cells, title)
     for row in rows:
         if row["refused"]:
             print(wrapped(f"{row['number']} is refused: {row['refused'][:400]}"))
-    print(f"{out['rows']:,} rows; {out['lost']:,} tokens in none; {out['unseen']:,} rows not seen")
-    print(f"counting, as in part 1: {out['counting']:.3f} bits per byte: the line to get under")
-    print(f"your trainer:           {out['bits']:.3f} bits per byte, to about {SAME}")
+    print(f"{out['rows']:,} rows, {out['unseen']:,} never drawn; {out['lost']:,} tokens in no row")
+    print(f"counting, as in lesson 1: {out['counting']:.3f} bits per byte: the line to get under")
+    print(f"your trainer:             {out['bits']:.3f} bits per byte, to about {SAME}")
     if "failed" in out:
         number, said = out["failed"]
         print(wrapped(f"it did not write, as part {number} failed: {said}"))
@@ -192,8 +203,7 @@ def show(rows: list[dict], out: dict, began: float) -> None:
 def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
     """Add a run to the history, if other parts are yours than in the one before and it is as long
     as all -> the history."""
-    log = lesson.OUT / "yours_runs.json"
-    past = json.loads(log.read_text()) if log.exists() else []
+    past = noted("yours_runs.json", [])
     if past and out["steps"] != STEPS:
         return past
     numbers = [row["number"] for row in rows if row["yours"]]
@@ -201,14 +211,14 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
     entry = {"key": hashlib.sha256(files).hexdigest(), "parts": numbers}
     entry |= {name: out[name] for name in ("bits", "sample", "counting")}
     past = [*past[:-1], entry] if past and past[-1]["key"] == entry["key"] else [*past, entry]
-    log.write_text(json.dumps(past))
+    note("yours_runs.json", past)
     return past
 
 
 def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     """course/out/yours.html: the model, the curve of all runs, two samples, what is left."""
     line = past[-1]["counting"]
-    known = [line, out["bits"], *(one["bits"] for one in past)]
+    known = [line, out["bits"], out["counting"], *(one["bits"] for one in past)]
     low = math.floor(2 * min(known)) / 2
     top = math.ceil(2 * max(known)) / 2
     y = lambda bits: round(20 + 200 * (top - bits) / (top - low), 1)
@@ -225,20 +235,19 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
                 added=", ".join(PARTS[number].name for number in added),
             )
         )
-    lines = [(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)]
     table = []
     for row in rows:
         link = lesson.page(row["number"]).relative_to(lesson.COURSE)
-        name = PARTS[row["number"]].name
-        table.append(row | dict(name=name, whose=whose(row), lesson=link))
+        table.append(row | dict(name=PARTS[row["number"]].name, whose=whose(row), lesson=link))
     html = template("yours.html").render(
         rows=table,
         out=out,
         past=past,
         steps=STEPS,
         points=points,
-        lines=lines,
+        lines=[(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)],
         count_y=y(line),
+        own_y=y(out["counting"]),
         last_y=y(out["bits"]),
         gpt=drawing({row["name"] for row in table if row["yours"]}, out["kinds"]),
     )
@@ -289,18 +298,31 @@ def speak(args: argparse.Namespace) -> int:
     have = kept["have"] | {"chat", "writing"}
     if 6 not in args.only or judged(6, args.folder / "ex06.py"):  # it is no part of the training
         have.remove("writing")
-    parts, _ = collect(args.folder, args.only, args.fill, have)
+    parts, rows = collect(args.folder, args.only, args.fill, have)
     print(f"a model of {kept['steps']:,} steps, {kept['bits']:.3f} bits per byte", flush=True)
     if args.prompt is not None:
         print(spine.written(*spine.loaded(parts, have, kept), args.prompt, args.seed))
         return 0
     print("it learns to answer: about a minute", flush=True)
-    answer = spine.chat(parts, have, kept, args.seed)
+    model = spine.chat(parts, have, kept, args.seed)
+    name = model.name(args.seed)
+    print(f"{spine.NAME_IT}\n  {f'I would call it {name}.' if name else '(it gave no name)'}")
+    mine = f"{sum(row['yours'] for row in rows)} of {len(rows)} parts"
+    about = (
+        f"{mine} mine, {kept['steps']:,} steps on Python's library, {kept['bits']:.3f} bits per "
+    )
+    about += "byte; it has learned to answer questions like those above, and the rest is noise"
+    failed = own_page.write(model, name or "Nameless", about)
+    if failed:
+        print(wrapped(failed))
+    run = noted("yours_run.json", {})
+    if "parts" in run:  # the last run is on the page
+        page(run["parts"], run | dict(name=name, chat=not failed), noted("yours_runs.json", []))
     print("Ask as it was taught (Ctrl-D ends): Hello; Who are you?; What does open do?;")
-    print("Which arguments does open(file, mode) take?; What is it called? Open a file.")
+    print("Which arguments does open(file, mode) take?; What would you call it? Open a file.")
     for line in sys.stdin:
         if line.strip():
-            print(f"  {answer(line.strip())}", flush=True)
+            print(f"  {model.answer(line.strip(), args.seed)}", flush=True)
     return 0
 
 
@@ -323,8 +345,7 @@ def main(argv: list[str]) -> int:
     if args.chat or args.prompt is not None:
         return speak(args)
     parts, rows = collect(args.folder, args.only, args.fill)
-    minutes = math.ceil(args.steps / STEPS)
-    print(f"training, {args.steps:,} steps: about {minutes} min", flush=True)
+    print(f"training, {args.steps:,} steps: about {-(-args.steps // STEPS)} min", flush=True)
     have = {PARTS[row["number"]].name for row in rows if not row["plain"]}
     out = guarded(parts, have, args.steps, args.seed, args.folder)
     if isinstance(out, str):
@@ -332,6 +353,7 @@ def main(argv: list[str]) -> int:
         return 1
     show(rows, out, began)
     if args.fill == "plain" and args.steps >= STEPS:
+        note("yours_run.json", out | dict(parts=rows))
         page(rows, out, remember(rows, out, args.folder))
     return int("failed" in out or any(row["refused"] for row in rows))
 

@@ -1,28 +1,30 @@
-"""Exercise 1: a context that was never seen asks the shorter one.
+"""Exercise 1: each context leans on the one that is a byte shorter.
 
     predict(text, context, alpha) -> a list of 256 probabilities of the next byte
 
-`text` is what you count in, `context` the bytes before the one to predict, perhaps thousands;
-both are of type bytes. Let n(c, b) be how often the byte b comes right after the bytes c in the
-text, and n(c) the sum of n(c, b) over all b. Then the probability of b after the context c is
+`text` is what you count in, `context` the bytes before the one to predict; both are of type bytes.
+A context may have thousands of bytes, and Python gives up at about 1,000 calls within calls, so
+predict must not call itself for each. Let n(c, b) be how often the byte b comes right after the
+bytes c in the text, and n(c) the sum of n(c, b) over all b. Then the probability of b after the
+context c is
 
     p(b | c) = (n(c, b) + alpha * p(b | c')) / (n(c) + alpha)
 
 where c' is c without its first byte, the one furthest back. The empty context comes right before
-each byte of the text, and its own c' is the uniform prediction, 1/256. So if c was never seen, the
-answer is that of c', and the more often it was seen, the more its own counts say. alpha > 0.
+every byte of the text, and for it, p(b | c') is 1/256. So if c was never seen, the answer is that
+of c', and the more often c was seen, the more its own counts decide. alpha > 0.
 
     predict(b"aab", b"a", 1.0): after "a" came one "a" and one "b", so p(a | "a") =
         (1 + 1.0 * p(a)) / (2 + 1.0) = 0.500, with p(a) = (2 + 1.0 / 256) / (3 + 1.0) = 0.501
 
     bits_per_byte(text, exam, order, alpha) -> float
 
-the mean of -log2 of the probabilities that the bytes of `exam` are given, each predicted from the
-`order` bytes of the exam before it (the first ones from as many as there are, the very first from
-none), with counts in `text`. The exam has at least one byte. `yours.py` asks for the whole exam of
-lesson 1: a million bytes of text, 65,536 of exam, order 6, in ten seconds. To call predict for each
-byte would take hours, so count the text once, all lengths of context in one dictionary. The judge
-lets you have 6 seconds for a fifth of that.
+the mean of -log2(p), where p is the probability given to a byte of `exam`. Each byte is predicted
+from the `order` bytes of the exam before it (the first ones from as many as there are, the very
+first from none), with counts in `text`. The exam has at least one byte. `yours.py` asks for the
+whole exam of lesson 1: a million bytes of text, 65,536 of exam, order 6. To call predict for every
+byte would take hours, so count the text once, for all lengths of context. The judge gives you 6
+seconds for a fifth of that exam and text.
 """
 
 

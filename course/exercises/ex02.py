@@ -1,33 +1,33 @@
 """Exercise 2: the gradient by hand, with numpy alone.
 
-`x` and `y` are arrays of N whole numbers (of any type) from 0 to V - 1: in N places of a text, the
-byte before and the byte that came. The loss is the mean over the places of -log(p), with the
-natural logarithm, where p is the probability that softmax gives to the byte that came.
+`x` and `y` are arrays of N whole numbers (of any integer type) from 0 to V - 1: for N places of a
+text, the byte before and the byte that came. The loss is the mean over the places of -log(p), with
+the natural logarithm, where p is the probability that softmax gives to the byte that came.
 
     table_gradient(W, x, y) -> loss, dW
 
-W (V, V) is the table of lesson 2: row x[i] has the scores for place i. dW, as large as W, is the
-slope of the loss for each number of W.
+W (V, V) is the table of lesson 2: row x[i] has the scores for place i. dW has the shape of W and
+holds the slope of the loss for each number of W.
 
     factored_gradient(E, U, x, y) -> loss, dE, dU
 
-Here the table is the product E @ U of a (V, D) and a (D, V) matrix: row x[i] of E is the vector of
-the byte before (lesson 4's embedding), and its product with U is the row of scores for place i.
-V can be large, so do not build the whole table (V, V), nor anything else of V x V numbers; there
-are few places.
+Here the table is the product E @ U of a (V, D) and a (D, V) matrix: row x[i] of E is a vector for
+the byte before, and its product with U is the row of scores for place i. V can be large, and N is
+small beside it: do not build the whole table (V, V), nor anything else of V x V numbers.
 
-Begin with one place: lesson 2 has its slopes for two letters, and for V bytes they are found in the
+Begin with one place. Lesson 2 has its slopes for two letters, and for V bytes you find them the
 same way: -log(p) is log(sum of e^score) minus the score of the byte that came; take its derivative
-by score j. Then the two matrices. A nudge of U[d, j] changes the score j of place i by E[x[i], d]
-times the nudge; a nudge of E[x[i], d] changes each score j by U[d, j] times it. With two letters
-and D = 1: let E[x[0]] be (2) and U be (0.42, 0). The scores are 0.84 and 0, so p is about 0.7 and
-0.3, and if the second letter came, their slopes are 0.7 and -0.7. Then dU is (2 * 0.7, 2 * -0.7),
-and dE[x[0]] is 0.42 * 0.7 + 0 * -0.7. The loss is a mean over places; a byte that stands in several
-of them gets a part of its slope from each.
+by score j. Then the two matrices. Nudge U[d, j], and score j of place i changes by E[x[i], d] times
+the nudge; nudge E[x[i], d], and each score j changes by U[d, j] times the nudge. An example with
+two letters and D = 1: let E[x[0]] be (2) and U be (0.42, 0). The scores are 0.84 and 0, so p is
+about 0.7 and 0.3, and if the second letter came, their slopes are 0.7 and -0.7. Then dU is
+(2 * 0.7, 2 * -0.7), and dE[x[0]] is 0.42 * 0.7 + 0 * -0.7. The loss is a mean over places; a byte
+that stands in several of them gets a part of its slope from each. dE and dU have the shapes of E
+and U, which leaves few products of matrices to choose from.
 
-Scores can be large, 1,000 say, where e^score is infinite for the computer; softmax is the same if
-you subtract the largest score of the row from all scores of the row first. Change none of the
-arrays that you are given. All floats are float64, and so are your results.
+Scores can be large, 1,000 say, where e^score is infinite for the computer. Softmax stays the same
+if you first subtract the largest score of the row from all scores of the row. Do not change the
+arrays you are given. All floats are float64, and so are your results.
 """
 
 import numpy as np

@@ -7,23 +7,23 @@
 
 A node has a value (`data`), the nodes it was made from (`parents`), and for each of those a rule: a
 function that is called with the gradient of the node and returns the gradient of that parent. In
-the example both parents are x, and each of the two rules hands 1 * 3 to it. backward(root), root
-being one number (of shape (), (1,), (1, 1) ...):
+the example both parents are x, and each of the two rules hands 1 * 3 to it. backward(root), where
+root is a single number (of shape (), (1,), (1, 1) ...):
 1. adds the slope of root for each leaf (a node without parents) below root to the `grad` of the
    leaf: what is in it already stays, so a second call doubles it;
-2. leaves in the `grad` of every other node its slope by this call, and nothing of an earlier one;
+2. leaves in the `grad` of every other node its slope from this call, and nothing of an earlier one;
 3. undoes broadcasting. In an operation numpy repeats a parent of shape (3,) or (2, 1) or () until
-   it fits the others, and the rule returns a gradient of the shape of the *node*, (2, 3), say (one
-   that takes a shape apart, as reshape's, may return the parent's already). The parent's gradient
-   is the sum over the repetitions, and has the parent's shape. If the rule returns
-   [[1, 2, 3], [4, 5, 6]], a parent of shape (3,) gets [5, 7, 9], one of (2, 1) gets [[6], [15]],
-   one of () gets 21;
+   it fits the others, and the rule returns a gradient of the shape of the *node*, say (2, 3). (A
+   rule that changes a shape, as that of reshape does, may already return the parent's shape.) The
+   gradient of the parent is the sum over the repetitions, and has the parent's shape. If the rule
+   returns [[1, 2, 3], [4, 5, 6]], a parent of shape (3,) gets [5, 7, 9], one of (2, 1) gets
+   [[6], [15]], and one of () gets 21;
 4. calls every rule once, with a gradient of the node's shape, however many paths lead through it;
    a node can have 70,000 of them;
-5. works for a graph that is 5,000 operations deep. Python gives up at about 1,000 calls in calls,
-   and its limit stays as it is, so the lesson's `visit` cannot be used: keep a list of what is
-   still to do, or count for each node how many of the nodes made from it have not been visited;
-6. gives each node an array of its own: to change one gradient in place changes no other.
+5. works for a graph that is 5,000 operations deep. Python gives up at about 1,000 calls within
+   calls, and its limit stays as it is, so you cannot use the lesson's `visit`: keep a list of what
+   is still to do, or count for each node how many of the nodes made from it are not yet visited;
+6. gives each node an array of its own: changing one gradient in place changes no other.
 """
 
 import numpy as np

@@ -3,22 +3,23 @@
     scaled_dot_product_attention(Q, K, V, mask=None) -> a tensor (..., T, E)
 
 Q is (..., T, D): a query of D numbers for each of T positions. K is (..., S, D) and V (..., S, E):
-keys and values of S others; S may differ from T, and be 0, and E may differ from D. The dots stand
-for any number of dimensions, the same for all three; nothing is mixed along them. mask is (T, S) or
-(..., T, S), where a 1 among the dots stands for any number, and True where a query may look; None:
-everywhere. A query that may look nowhere gets zeros. All inputs and the result are floats of one
-dtype. The scores are divided by the root of D, and may be so large that e to their power is
-infinite for the computer.
+keys and values of S positions; S may differ from T, and may be 0, and E may differ from D. The dots
+stand for any number of dimensions, the same for all three; nothing is mixed along them. mask is
+(T, S) or (..., T, S), where a 1 among the dots stands for any number. It is True where a query may
+look; None means everywhere. A query that may look nowhere gets zeros. All inputs and the result are
+floats of one dtype, perhaps float16, whose numbers end at 65,504. Divide the scores by the root of
+D; they may be so large that e to their power is infinite for the computer.
 
     multihead_self_attention(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight,
                              o_proj_weight, in_features) -> a tensor (..., T, d_model)
 
-in_features is (..., T, d_model), each weight (d_model, d_model), to be used as torch.nn.Linear
+in_features is (..., T, d_model), and each weight (d_model, d_model), to be used as torch.nn.Linear
 does, x @ weight.T. Queries, keys and values are cut into num_heads heads: the first has the first
 d_model / num_heads numbers, and so on. Position t looks at the positions 0 to t. The heads' answers
-are put side by side in the same order, and go through o_proj_weight. No positions are rotated.
+are put side by side in the same order, and go through o_proj_weight. Queries and keys are not told
+their positions: that comes in exercise 8.
 
-Write it with matrix products (a loop over positions or heads is as right, but slow), and without
+Write it with matrix products (a loop over positions or heads is also right, but slow), and without
 torch's ready-made attentions. backward must work through it, to each tensor that is given, without
 NaN. The names and arguments are those of the first assignment of Stanford's CS336, so its tests run
 on your answer.

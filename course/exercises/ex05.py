@@ -1,28 +1,32 @@
 """Exercise 5: a GPT for your own trainer.
 
-The lesson's model in another form. It is not a `nn.Module` but a function of its weights, and they
-are in a dict: so the trainer that calls it (`yours.py`) can hand any of its parts to you or to the
-reference, and an optimizer of your own (exercise 12) can go through the weights one by one. What is
-computed is the same, with three differences: attention and positions are handed in, as they are
-exercises 4 and 8; the vocabulary may be larger than 256; the head's matrix is not applied. Close
-the lesson, and write it from what you know of the parts. The judge looks into every block, and says
-which number first differs from what it should be.
+It is the lesson's model in another form: not an `nn.Module` but a function of its weights, which
+are in a dict. That way the trainer that calls it (`yours.py`) can hand any of its parts to you or
+to the reference, and an optimizer of your own (exercise 12) can go through the weights one by one.
+It computes the same, with three differences: attention and positions are handed in, since they are
+exercises 4 and 8 (until you have solved 8, the trainer's `turn` changes nothing, and its GPT knows
+no positions); the vocabulary may be larger than 256; the head's matrix is not applied. Close
+the lesson, and write it from what you know of the parts. The judge looks into every block, and
+tells you which number is the first to differ from what it should be.
 
     initial(vocabulary, width, blocks, generator) -> dict of float32 tensors, as lesson 5 begins:
         "embed" (vocabulary, width), normal of size 0.8    "head" the same shape, normal of 0.001
         and for each block i, with D = width:
-        "i.q" "i.k" "i.v" (D, D), uniform of size D^-0.5   "i.up" (4D, D), uniform of 0.4 D^-0.5
-        "i.out" (D, D) and "i.down" (D, 4D), all 0
-    A size is the root of the mean square; a uniform number between -b and b has b / sqrt(3). All
-    random numbers come from `generator` (torch's `generator=` argument), and from nowhere else.
+        "i.q" "i.k" "i.v" (D, D), uniform of size D^-0.5
+        "i.up" (4 * D, D), uniform of size 0.4 * D^-0.5
+        "i.out" (D, D) and "i.down" (D, 4 * D), all 0
+    A size is the root of the mean square; a uniform number between -b and b has size b / sqrt(3).
+    All random numbers come from `generator` (torch's `generator=` argument), and from nowhere else.
 
     gpt(ids, weights, heads, attention, turn) -> (B, T, D), which the head is going to read
-        ids (B, T) are rows of "embed". Then come all blocks of `weights`, 0, 1, ... in order: any
-        number of them, also 0. A matrix is used as x @ matrix.T, with no bias. Queries, keys and
-        values are cut into `heads` heads: the first has the first D / heads numbers, and so on.
-        turn(q) and turn(k) give them their positions: (B, T, heads, D / heads), and back as large.
-        attention(q, k, v, mask) -> (B, heads, T, D / heads), of three as large as that; mask
-        (T, T) is True where row t may look: at 0 .. t. The norms have 1e-6 as in the lesson.
+        ids (B, T) are rows of "embed". Then come all the blocks of `weights`, 0, 1, ... in order:
+        there may be any number of them, even 0. Use a matrix as x @ matrix.T, with no bias. Cut
+        queries, keys and values into `heads` heads: the first has the first D / heads numbers, and
+        so on. turn(q) and turn(k) give them their positions: they take (B, T, heads, D / heads) and
+        return the same shape.
+        attention(q, k, v, mask) takes q, k and v of shape (B, heads, T, D / heads), and returns
+        that shape; mask (T, T) is True where row t may look: at 0 .. t. The norms use 1e-6 as in
+        the lesson.
 """
 
 from collections.abc import Callable
@@ -104,7 +108,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 same(z, right.transpose(1, 2), f"{where} {name}", 1e-8, 1e-9)
             x = x + y.transpose(1, 2).flatten(2) @ w[f"{i}.out"].T
             x = x + (normed(x) @ w[f"{i}.up"].T).clamp_min(0) ** 2 @ w[f"{i}.down"].T
-        what = f"{blocks} blocks; attention got the right q, k, v and mask; the result"
+        what = f"blocks = {blocks}: attention got the right q, k, v and mask; the result"
         same(found, normed(x), what, 1e-8, 1e-9)
         found.sum().backward()
         for name in {*w} - {"head"}:

@@ -2,27 +2,27 @@
 
     generate(model, prompt, n, length, temperature, top_p, rng) -> list of n new tokens
 
-A token is a whole number from 0 to V - 1; a byte, for example. model(tokens) takes a list of 1 to
-`length` tokens and gives an array (T, V) of float64: row t has the scores of the token after the
+A token is a whole number from 0 to V - 1: a byte, for example. model(tokens) takes a list of 1 to
+`length` tokens and returns an array (T, V) of float64: row t has the scores of the token after the
 first t + 1 of them. Predict, draw, append, n times. The model sees the newest `length` tokens, the
-prompt included, and is called exactly once for each new token. The prompt has at least one token.
-Neither it nor the array is changed: the model may give out a table of its own.
+prompt included, and you call it exactly once for each new token. The prompt has at least one token.
+Change neither it nor the array: the model may hand you a table of its own.
 
-1. The probabilities are softmax of scores / temperature. Temperature 0 means: the likeliest token
-   has probability 1 (of several, the smallest number).
-2. Then the tail is cut. Sort by probability, the likeliest first (of equal ones, the smaller number
-   first). A token is kept if the sum of those before it is below top_p, so the likeliest always
-   stays. The others get 0, and what is left is divided by its sum. top_p is above 0 and at most 1;
-   with 1 nothing is cut.
+1. The probabilities are softmax of scores / temperature. Temperature 0 means that the likeliest
+   token (of several, the smallest number) has probability 1.
+2. Then cut off the tail. Sort by probability, the likeliest first (of equal ones, the smaller
+   number first). A token is kept if the sum of those before it is below top_p, so the likeliest
+   always stays. The others get 0, and what is left is divided by its sum. top_p is above 0 and at
+   most 1; with 1 nothing is cut.
 3. To draw: u = rng.random(), once for each new token, whatever the temperature. The new token is
    the smallest number b for which the sum of the probabilities of 0 to b is above u. (rng is a
    random.Random: 0 <= u < 1. If rounding leaves the whole sum at or below u, take the last token
    whose probability is not 0.)
 
-A score may be -inf (this token never comes), and others so large that e to their power is infinite
+A score may be -inf (that token never comes), and others so large that e to their power is infinite
 for the computer. Scores [0, log 3, 0] have the probabilities .2, .6, .2 at temperature 1, so u =
-0.75 gives token 1, and u = 0.85 token 2. With top_p = 0.7 they are .25, .75, 0, and u = 0.85 gives
-token 1.
+0.75 gives token 1, and u = 0.85 gives token 2. With top_p = 0.7 the probabilities are .25, .75, 0,
+and u = 0.85 gives token 1.
 """
 
 import random
@@ -86,9 +86,14 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for token, u, seen in zip(found, us, shown):
             equal(seen, text[-length:], f"after {text}, with length {length}, what the model sees")
             p = probabilities(table[text[-1]], temperature, top_p)
-            above = (b for b, total in enumerate(np.cumsum(p)) if total > u)
-            said = f"{rule}: u = {u}, scores {SHORT(table[text[-1]])}, p {SHORT(p)}: the token"
-            equal(token, next(above, int(max(p.nonzero()[0]))), said)
+            sums = [0.0, *np.cumsum(p).tolist()]
+            above = (b for b in range(V) if sums[b + 1] > u)
+            right = next(above, int(max(p.nonzero()[0])))
+            said = f"{rule}: u = {u}, scores {SHORT(table[text[-1]])}, whose probabilities sum to "
+            said += (
+                f"{sums[right]} before token {right} and to {sums[right + 1]} with it: the token"
+            )
+            equal(token, right, said)
             text.append(token)
 
     example = [0.0, math.log(3), 0.0]

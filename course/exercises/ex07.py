@@ -1,20 +1,20 @@
-"""Exercise 7: the loop, which every training run has.
+"""Exercise 7: the loop at the heart of every training run.
 
     train(weights, loss, batch, update, steps, micro) -> the loss of each step, a list of floats
 
 `weights` is a list of tensors that require gradients. batch(step) gives the rows of a step, a
-tensor (rows, ...); loss(rows) the mean of their losses, a tensor of one number, also in bfloat16;
+tensor (rows, ...). loss(rows) gives their mean loss, a tensor of one number, which may be bfloat16.
 update(step) changes the weights, using their `.grad`. For step = 0, 1, ... `steps` - 1:
-1. ask for the rows of this step, once;
-2. no more than `micro` rows fit into memory at a time: go through the rows in passes, in their
-   order, each row in one pass, all passes of `micro` rows but the last, which may be smaller;
-3. update(step) is called once for each step, after its last pass, even if the loss is NaN or
-   infinite. Then the gradients are those of the mean loss over *all* rows of the step. backward
-   *adds* to `.grad`: so whatever is there from before, from an earlier step, another caller or
-   batch(step), must not be in it, and a pass must count by its share of the rows;
-4. the loss of a step is the mean over all its rows, as it was before the update: a float of
-   Python's, not a tensor, which would keep its graph;
-5. backward frees what forward has kept: of the passes, one at most is in memory at any time.
+1. Ask for the rows of this step, once.
+2. No more than `micro` rows fit into memory at a time. Go through the rows in order, in passes,
+   each row in one pass. Every pass has `micro` rows, except the last, which may have fewer.
+3. Call update(step) once for each step, after its last pass, even if the loss is NaN or infinite.
+   At that moment the gradients are those of the mean loss over *all* rows of the step. backward
+   *adds* to `.grad`, so nothing that was there before may be left in it, whether it comes from an
+   earlier step, another caller or batch(step); and each pass counts by its share of the rows.
+4. The loss of a step is the mean over all its rows, as it was before the update. It is a Python
+   float, not a tensor, which would keep its graph.
+5. backward frees what forward has kept: never have more than one pass in memory.
 
     with rows 7, micro 3: passes of 3, 3 and 1 rows, which count 3/7, 3/7 and 1/7
 """
@@ -86,7 +86,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             mean = mean_loss(data[step])
             means.append(mean.item())
             (slope,) = torch.autograd.grad(mean, w)
-            what = f"rule 3 (each batch but the first sets w.grad to 100): at update({step}) w.grad"
+            note = " (batch had set w.grad to 100)" * (step > 0)
+            what = f"rule 3{note}: at update({step}) w.grad"
             same(w.grad, slope, what, 1e-4, 1e-4)
             w.data -= 0.1 * slope
 
@@ -95,7 +96,7 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         equal(len(means), 3, what)
         for step, (found, right) in enumerate(zip(losses, means, strict=True)):
             what = f"rule 4: {rows} rows in passes of {micro}: the loss of step {step}"
-            assert isinstance(found, float), f"{what} is {found}, not a float of Python's"
+            assert isinstance(found, float), f"{what} is {found!r}, and should be a Python float"
             same(found, right, what, 0.01)  # of bfloat16
 
     judge(7, 3)

@@ -3,29 +3,29 @@
     rotate(x, positions, speeds)        x (B, T, H, D), positions (B, T), speeds (D/2,)
 
 turns the pair of channels (i, i + D/2) of each vector by position x speeds[i] radians, from the
-first channel towards the second:
+first channel toward the second:
 
     rotate([[[[1.0, 0.0]]]], [[1]], [0.5]) -> [[[[0.878, 0.479]]]]          (cos 0.5, sin 0.5)
 
-1. The result is a new array of x's shape and dtype. x and the speeds are float32 or float64, each
-   for itself.
-2. Positions are whole numbers of any type, in any order: two texts in a row, one token far into its
-   text. At position 1,000,000 the score of a query and a key still depends on their distance only,
-   and the angle is still right, to 1e-8 radians if x is float64. Memory and time depend on the
-   number of positions, not on how large they are.
-   Negative positions turn backwards: rotate(rotate(x, p, s), -p, s) = x. yours.py needs that: the
-   gradient of a rotation is the opposite rotation (spine.py, class Turn).
+1. The result is a new array with x's shape and dtype. x is float32 or float64, and so are the
+   speeds; the two may differ.
+2. Positions are whole numbers of any type, in any order: two texts in a row, or one token far into
+   its text. At position 1,000,000 the score of a query and a key still depends only on their
+   distance, and the angle is still right, to 1e-8 radians if x is float64. Memory and time depend
+   on how many positions there are, not on how large they are.
+   Negative positions turn backward: rotate(rotate(x, p, s), -p, s) = x. yours.py needs that,
+   because the gradient of a rotation is the opposite rotation (spine.py, class Turn).
 
     stretch(speeds, factor, trained, low=1.0, high=4.0) -> speeds, float64
 
 prepares a model that was trained on `trained` positions for `factor` times as many (Llama 3.1's
-rule). In `trained` positions a pair makes trained x speed / (2 pi) turns:
-3. one of more than `high` turns keeps its speed: it tells neighbours apart;
-4. one of fewer than `low` turns gets its speed divided by `factor`: so even at the end of the
-   longer text it comes to no angle that it has not met in training (low may be 0: then there is
-   none);
-5. in between, the number that a speed is multiplied by rises evenly with the turns, from 1 / factor
-   at `low` to 1 at `high`.
+rule). Over `trained` positions a pair makes trained x speed / (2 pi) turns:
+3. A pair that makes more than `high` turns keeps its speed: it tells neighbors apart.
+4. A pair that makes fewer than `low` turns has its speed divided by `factor`, so even at the end of
+   the longer text it reaches no angle that it did not meet in training. (low may be 0: then there
+   is no such pair.)
+5. In between, the number that multiplies a speed rises evenly with the turns, from 1 / factor at
+   `low` to 1 at `high`.
 """
 
 import numpy as np

@@ -5,24 +5,25 @@
 words: each distinct word of a text (bytes) -> how often it occurs, which can be beyond 2^53.
 merge_order returns the first k merges in the order learned, each as the two tokens (bytes) that it
 joins:
-1. a pair of neighbours is counted at each place where it stands ("aaa" has (a, a) twice), times
-   the word's count; never across two words;
-2. the most frequent pair is merged. If several are equally frequent, it is the largest of them, as
-   Python compares tuples of bytes: (b"b", b"a") goes before (b"ab", b"c"), as b"b" > b"ab".
-   Mind that the library of the lesson takes the *smallest* pair, of *ids*. Here there are no ids;
-   Stanford's CS336 has the same rule as this exercise;
-3. it is replaced in all words, from the left, without overlap: aaa -> aa, a. Tokens of the same
-   bytes are one token, however they came about;
-4. it ends early when no pair is left that occurs twice.
+1. Count a pair of neighbors at each place where it occurs ("aaa" has (a, a) twice), times the
+   word's count; never across two words.
+2. Merge the most frequent pair. If several are equally frequent, take the largest of them, as
+   Python compares tuples of bytes: (b"b", b"a") goes before (b"ab", b"c"), because b"b" > b"ab".
+   This is the lesson's `largest`, and the rule of Stanford's CS336; the lesson's library takes the
+   *smallest* pair of *ids* instead. Here there are no ids.
+3. Replace it in all words, from the left, without overlap: aaa -> aa, a. Tokens of the same bytes
+   are one token, however they came about.
+4. Stop early when no pair is left that occurs at least twice.
 4,000 words and 256 merges may take 10 seconds; counting everything anew for each merge takes 4.
 
     encode(b"the", {(b"h", b"e"): 0, (b"t", b"h"): 1, (b"t", b"he"): 2}) -> [b"the"]
 
 merges: each pair -> its number in the order learned. encode cuts a word into its bytes, and then
-makes the merges as training did: of the pairs that stand in the word, the one that was learned
-first, everywhere in the word, from the left, without overlap; again, until none of them is left.
-(In the example "h" and "e" go first, though "t" and "h" stand before them.) The tokens, joined, are
-the word. The numbers may have gaps, begin anywhere, and be in the millions.
+merges as training did: of the pairs that occur in the word, take the one that was learned first,
+and merge it everywhere in the word, from the left, without overlap. Repeat until no pair in the
+word has a merge. (In the example "h" and "e" go first, though "t" and "h" come before them in the
+word.) The tokens, joined, are the word. The numbers may have gaps, start anywhere, and be in the
+millions.
 """
 
 

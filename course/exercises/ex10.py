@@ -1,11 +1,11 @@
-"""Exercise 10: the schedule of your trainer, a few lines that are worth much.
+"""Exercise 10: your trainer's schedule, a few lines that are worth a lot.
 
-    rate(step, steps, warmup) -> what the learning rate is multiplied by at `step`, from 0 on
+    rate(step, steps, warmup) -> what multiplies the learning rate at `step`, counted from 0
 
 It rises in a straight line over the first `warmup` steps: 1/warmup at step 0, 1 at step warmup - 1
 (a warmup of 0 or 1 is none). Then it is 1. Over the second half of the `steps` it falls in a
-straight line from 1 at step steps/2 to 0 at step `steps`, which is not taken any more, so the last
-step still moves. Where both lines are below 1, it is the lower of the two.
+straight line, from 1 at step steps/2 to 0 at step `steps`. That step is never taken, so the last
+one still moves the weights. Where the rise and the fall overlap, the lower of the two counts.
 
     rate(0, 100, 20) -> 0.05    rate(40, 100, 20) -> 1    rate(75, 100, 20) -> 0.5
 """

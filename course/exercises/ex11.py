@@ -3,18 +3,19 @@
     pack_lengths([3, 9, 4, 2], row=5) -> [[(2, 0, 4), (1, 0, 1)], [(0, 0, 3), (3, 0, 2)],
                                           [(1, 1, 5)], [(1, 5, 9)]]
 
-A piece (document, start, stop) is its tokens start .. stop - 1. Every piece but a document's first
-begins with one repeated token (the BOS of the document), so a piece with start > 0 takes
-stop - start + 1 places of its row. All documents, of one token or more, are held from the start;
-when one is cut, its rest is held in its place, the repeated token included. A row has two places or
-more. Rules:
-1. the pieces of a row take exactly `row` places; what is left at the end, fewer places than a row,
-   is not in the result;
-2. every other token of every document (all but the repeated ones and what is left) is in exactly
-   one piece, a document's pieces in order;
-3. a document (or the rest of one) is cut only when nothing that is held fits in the space. Take any
-   of those that fit, or cut any. The piece fills the row to its end. A rest that is cut in a space
-   of 1 leaves there its repeated token and nothing else: the piece (d, a, a).
+A piece (document, start, stop) holds the document's tokens start .. stop - 1. Every piece except
+the first of a document begins with one repeated token (the document's BOS), so a piece with
+start > 0 takes stop - start + 1 places of its row. All documents, of one token or more, are held
+from the start. When one is cut, its rest is held instead of it, and needs one place more than it
+has tokens, for the repeated one. A row has two places or more. Rules:
+1. The pieces of a row take exactly `row` places. What is left at the end, fewer places than a row,
+   is not in the result.
+2. Every other token of every document (all except the repeated ones and what is left) is in exactly
+   one piece, and a document's pieces come in order.
+3. Cut a document (or the rest of one) only when nothing that is held fits in the space. Of those
+   that fit you may take any; if none fits, you may cut any. The piece you cut fills the row to its
+   end. A rest that is cut in a space of 1 leaves there its repeated token and nothing else: the
+   piece (d, a, a).
 """
 
 

@@ -2,26 +2,28 @@
 
     polar(G) -> U V^T, nearly; G is a float64 matrix of numpy, G = U S V^T
 
-by matrix products `@`, sums, and multiplication with numbers; np.linalg.norm is allowed, and
+Use matrix products `@`, sums, and multiplication by numbers. np.linalg.norm is allowed too, but
 nothing else that takes a matrix apart.
-1. The result R, of G's shape and type, is U diag(r) V^T with the U and V of G. For every singular
-   value s of G of at least 0.001 times G's Frobenius norm (the root of the sum of all s^2), r is
-   within 0.15 of 1: the lesson's five polynomials (`from optim import POLAR_EXPRESS`) do that. A
-   smaller s gives an r from 0 to 1.15, and s = 0 gives r = 0 (so zeros give zeros).
-2. The length of G must not matter: 1e-200 times G gives the same R.
-3. Products are counted in multiplications: (a x b) @ (b x c) takes abc. With the short side m and
-   the long side n of G, you may use 6 (2 m^2 n + m^3): six iterations of the lesson's kind, on the
-   short side. The arrays that you get count their products: keep their type (np.asarray would take
-   it away).
-4. G itself is not changed.
+1. The result R has the shape and type of G, and is U diag(r) V^T with the U and V of G. For every
+   singular value s of G that is at least 0.001 times G's Frobenius norm (the root of the sum of all
+   s^2), r is within 0.15 of 1: the lesson's five polynomials (`from optim import POLAR_EXPRESS`)
+   do that. A smaller s gives an r from 0 to 1.15, and s = 0 gives r = 0 (so zeros give zeros).
+2. The length of G must not matter: 1e-200 times G gives the same R. (Mind that the square of 1e-200
+   is 0 in float64.)
+3. Products are counted in multiplications: (a x b) @ (b x c) takes abc. If m is the short side of G
+   and n the long side, you may use 6 (2 m^2 n + m^3): six iterations of the lesson's kind, on the
+   short side. The arrays you are given count their own products, so keep their type (np.asarray
+   would take it away).
+4. G itself does not change.
 
     muon(W, G, average, lr, momentum, polar) -> None; W, G, average: torch tensors (rows, columns)
 
-changes W and `average` (float32 or float64) in place, G not at all. First `average` moves towards
-the gradient G by the share 1 - momentum of the way. Then Nesterov looks ahead: from G, by the share
-`momentum` of the way to the new average. Of this matrix take polar(..), which is called once with a
-tensor and gives a tensor: the judge, and the trainer that calls muon, bring it. W goes `lr` times
-that way downhill, and a matrix with more rows than columns sqrt(rows / columns) times as far.
+changes W and `average` (float32 or float64) in place, and leaves G as it is. First, `average` moves
+towards the gradient G by 1 - momentum of the way. Then Nesterov looks ahead: start at G and go
+`momentum` of the way to the new average. Take polar(..) of the matrix you reach. Call it once, with
+a tensor; it returns a tensor, and it is given to you by the judge, and by the trainer that calls
+muon. Move W by `lr` times that result, downhill; a matrix with more rows than columns moves
+sqrt(rows / columns) times as far.
 """
 
 import numpy as np

@@ -2,12 +2,12 @@
 
     bits_of_text([ln 2, 3 ln 2], [1, 3]) -> 1.0        4 bits for 4 bytes
 
-bits_of_text(nats, sizes) -> float: the loss of a text in bits per byte. nats (N,) are the losses of
-    its N targets, -ln p, of any floating type; sizes (N,) how many bytes of text each stands for,
-    whole numbers of any type.
-    It is one number for the whole text: all bits over all bytes, not a mean over the targets. A
-    target of no bytes (BOS, which the model must not be asked for) counts in neither sum. The sums
-    are made in float64. At least one target has bytes.
+bits_of_text(nats, sizes) -> float: the loss of a text in bits per byte. nats (N,) holds the losses
+    of its N targets, -ln p, in any floating type; sizes (N,) says how many bytes of text each
+    target stands for, as whole numbers of any type.
+    Return one number for the whole text: all bits over all bytes, not a mean over the targets. A
+    target of no bytes (such as BOS, which is not text) counts in neither sum. Add up in
+    float64. At least one target has bytes.
 """
 
 import numpy as np

@@ -2,25 +2,26 @@
 
     render([("user", "Hi"), ("assistant", "Yes")], encode) -> ids, mask
     bos user H i end assistant Y e s end
-     0   0   0 0  0      0     1 1 1  1      (with a token per letter)
+     0   0   0 0  0      0     1 1 1  1      (with one token per letter)
 
     render([("user", "Hi")], encode)           -> bos user H i end assistant: asked, its turn now
     shifted(ids, mask, length) -> inputs, targets, of `length` numbers each
     fit(turns, encode, length) -> the turns that fit
 
-1. BOS comes once, at the beginning; each turn is the id of its role, its text, and END. If the last
-   turn is not the assistant's, its id is added at the end, so that it speaks next.
+1. BOS comes once, at the beginning. Each turn is the id of its role, its text, and END. If the last
+   turn is not the assistant's, the assistant's id comes at the end, so that it speaks next.
 2. The mask is 1 for the tokens that the assistant says, and for the END with which it stops.
-3. Text is text: a special token that somebody types gets no special id. `encode` sees to that, as
-   long as it is given texts: encode(text) -> ids. It is given each text whole: tokens are longer
-   than letters, and the model has learned the long ones.
-4. inputs[i] is a token and targets[i] the one after it, or IGNORED where the mask of that one is 0.
-   Shorter conversations are padded: inputs with END, targets with IGNORED. Longer ones lose their
-   end.
-5. A conversation that has become too long to go on loses its beginning instead: fit gives the
-   longest end of it that begins with a user's turn and renders to at most `length` ids. Turns are
-   kept or dropped whole. If not even the last user's turn fits, it is a ValueError that says how
-   many ids that takes. The list is a new one: who appends to it changes no conversation.
+3. Text is text: a special token that somebody types gets no special id. `encode` takes care of
+   that, as long as you give it texts: encode(text) -> ids. Give it each text whole: tokens are
+   longer than letters, and the model has learned the long ones.
+4. inputs[i] is a token, and targets[i] is the one after it, or IGNORED where the mask of that next
+   token is 0. Shorter conversations are padded: inputs with END, targets with IGNORED. Longer ones
+   are cut off at the end.
+5. fit is for a chat that goes on: what it drops is the beginning. It returns the longest end of the
+   conversation that begins with a user's turn (there is one) and renders to at most `length` ids.
+   Turns are kept or dropped whole. If not even the last user's turn fits, raise a ValueError that
+   says how many ids that takes. The list is a new one: appending to it must not change the
+   conversation.
 """
 
 BOS = 0

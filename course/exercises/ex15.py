@@ -4,21 +4,22 @@
     policy_loss(logp, logp_ref, mask, rewards, beta) -> a tensor of shape ()
     dpo_loss(logp, logp_ref, mask, beta) -> a tensor of shape ()
 
-Q questions have A >= 2 answers each, drawn from the model; rewards (Q, A) are floats. logp and
-logp_ref (Q, A, T) are the log probabilities of each token, under the model and under the reference;
-mask (Q, A, T) is True for the tokens that belong to the answer. Where it is False there may be
-anything, also NaN or infinity: it changes no number, and its gradient is 0. The log probability of
-an answer is the *sum* over its tokens, however many they are. An answer has *moved* by its log
-probability under the model less that under the reference.
+There are Q questions with A >= 2 answers each, drawn from the model. rewards (Q, A) are floats.
+logp and logp_ref (Q, A, T) are the log probabilities of each token under the model and under the
+reference. mask (Q, A, T) is True for the tokens that belong to the answer. Where it is False you
+may find anything, NaN and infinity included: it changes no number, and the gradient there is 0. The
+log probability of an answer is the *sum* over its tokens, however many there are. How far an answer
+has *moved* is its log probability under the model minus that under the reference.
 
-1. advantages: the reward of an answer less the mean reward of the *other* answers to the same
-   question. (With its own reward in that mean, an answer would be compared with itself, in part.)
-2. policy_loss: the reward of an answer becomes its reward less beta times what it has moved. Of
-   these come the advantages, which are constants: nothing is differentiated through them. The loss
-   is minus the mean, over all Q * A answers, of the advantage times the log probability.
-3. dpo_loss: here A = 2. The first answer is the chosen one, the second the rejected one. The mean
-   over the questions of -log sigmoid(beta * (what the chosen one moved - what the rejected moved)).
-   It is finite, and so is its gradient, however far they have moved.
+1. advantages: the reward of each answer minus the mean reward of the *other* answers to the same
+   question, as in RLOO. (If its own reward were in that mean, an answer would be compared, in part,
+   with itself.)
+2. policy_loss: the reward of each answer becomes its reward minus beta times how far it has moved.
+   The advantages are computed from these, and are constants: nothing is differentiated through
+   them. The loss is minus the mean, over all Q * A answers, of advantage times log probability.
+3. dpo_loss: here A = 2; the first answer is the chosen one, the second the rejected one. The loss
+   is the mean over the questions of -log sigmoid(beta * (how far the chosen one moved - how far the
+   rejected one moved)). It is finite, and so is its gradient, however far they have moved.
 
 logp_ref needs no gradient. Results keep the dtype of the input.
 """

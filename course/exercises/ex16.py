@@ -1,17 +1,18 @@
 """Exercise 16: a layer with a small change beside it, to be merged and taken apart again.
 
-    lora = Lora(linear, rank, alpha)      to be put where `linear`, an nn.Linear, was
+    lora = Lora(linear, rank, alpha)      takes the place of `linear`, an nn.Linear
     lora(x), lora.merge(), lora.unmerge()
 
-1. Lora keeps the layer as its attribute `linear`, and freezes it: weight and bias ask for no
-   gradient. It has two parameters of the weight's dtype: A (rank, in), random numbers (torch's
-   global generator may be used), and B (out, rank), zeros.
-2. lora(x), for x (..., in), calls the layer: linear(x) + alpha / rank * (x A^T) B^T, to the bit
-   linear(x) at first.
+1. Lora keeps the layer as its attribute `linear` and freezes it: neither weight nor bias asks for a
+   gradient. It has two parameters of the weight's dtype: A (rank, in), random numbers (you may use
+   torch's global generator), and B (out, rank), zeros.
+2. lora(x), for x (..., in), calls the layer: linear(x) + alpha / rank * (x A^T) B^T, which at first
+   is linear(x) to the bit.
 3. merge() adds alpha / rank * B A to the weight, in place. From then on lora(x) computes no more
-   than linear(x), which is the same as before but for rounding. unmerge() undoes it: the weight has
-   the bits that it had before merge(), whatever A and B are now (adding and subtracting would
-   change the last ones). To merge what is merged, or unmerge what is not, changes nothing.
+   than linear(x), which gives what lora(x) gave before, except for rounding. unmerge() undoes it:
+   the weight has the bits that it had before merge(), whatever A and B are by now (adding and then
+   subtracting would change the last bits). Merging twice, or unmerging what is not merged, changes
+   nothing.
 """
 
 from torch import Tensor, nn

@@ -2,18 +2,35 @@
 
     order(p, sizes, weights, seed, hashed) -> (source, row)
 
-sizes: rows of each source; weights: whole numbers from 1 on, a source of weight 2 gets twice the
-positions of one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls.
-hashed("any text") -> a whole number from 0 to 2^64 - 1 that looks random, and is the same for the
-same text. It is the only source of chance. Rules:
-1. after any number of positions each source has had its share of them, within one row;
-2. the rows that a source gives are epochs: it gives each row once before it gives one again;
-3. each epoch is shuffled, whatever its size; each seed, source and epoch in an order of its own;
-4. hashed is called only with texts that begin with SEED/SOURCE/EPOCH/ of the row that comes, such
-   as "5/0/2/round 1" in epoch 2 (the third) of source 0 with seed 5. Rule 1 needs no chance. The
-   judge brings hashes of its own. If one gives 0 for every text, there is no chance: each epoch
-   gives its rows as 0, 1, 2;
-5. memory does not grow with the sizes or with p, and neither does the time.
+p: any position from 0 on, also 10^12. Nothing is kept from one call to the next.
+sizes: how many rows each source has.
+weights: whole numbers from 1 on. A source of weight 2 gets twice as many positions as one of
+    weight 1.
+hashed("any text") -> a whole number from 0 to 2^64 - 1. It looks random, and is the same whenever
+    the text is the same. It is your only source of chance.
+
+You can answer in three steps, each in a function of its own:
+- deal: which source has position p, and how many positions had it before?
+- epoch: with n rows in the source, that number is place `number % n` of epoch `number // n`;
+- shuffle: which row comes at this place of this epoch?
+
+Rules:
+1. Deal fairly. After any number of positions, each source has had its share of them, within one
+   row. This needs no chance.
+2. The rows that a source gives are epochs: it gives each row once before it gives any row again.
+3. Each epoch is shuffled, whatever its size. Each seed, source and epoch has an order of its own.
+4. Call hashed only with texts that begin with SEED/SOURCE/EPOCH/, where source and epoch are those
+   of position p: "5/0/2/round 1", say, for epoch 2 (the third) of source 0 with seed 5. The judge
+   brings hashes of its own. If one gives 0 for every text, there is no chance: each epoch gives its
+   rows as 0, 1, 2.
+5. Neither memory nor time grows with the sizes or with p.
+
+For example, sizes [3, 2], weights [2, 1], and a hash that always gives 0 (you may deal in another
+way, if it is as fair):
+
+    p        0  1  2  3  4  5  6  7  8
+    source   0  1  0  0  1  0  0  1  0
+    row      0  0  1  2  1  0  1  0  2
 """
 
 from collections.abc import Callable

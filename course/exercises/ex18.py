@@ -2,27 +2,28 @@
 
     publish(disk, "run/step_5", {"weights": b"...", "config": b"..."})
 
-Readers consider "run/step_5" complete as soon as it exists. The disk may crash after any operation,
-and then it forgets what was not synced; "run" is there from the start. Rules:
-1. after a crash the folder either does not exist, or holds exactly these files with these bytes;
+Readers take "run/step_5" to be complete as soon as it exists. The disk may crash after any
+operation, and then it forgets what was not synced; "run" is there from the start. Rules:
+1. after a crash, the folder either does not exist, or holds exactly these files with these bytes;
 2. once `publish` has returned, the folder is there after any crash;
-3. after a crash `publish` is called again with the same arguments. That may crash too, any number
-   of times; if it does not, it must succeed;
-4. what a reader has found stays: a folder that is there after one crash is there, and whole, after
-   the next one;
+3. after a crash `publish` is called again with the same arguments. That call may crash too, any
+   number of times; if it does not, it must succeed;
+4. what a reader has found stays: if the folder is there after one crash, it is there, and whole,
+   after the next one;
 5. when `publish` has returned, the folder is the only new name on the disk; all else is as it was.
 
 The operations of the disk:
     disk.mkdir(path)        a new folder
-    disk.write(path, data)  a new file, or a file's new content: the old one is gone at once
-    disk.rename(old, new)   as `mv`: if `new` is a folder, `old` is moved into it
-    disk.remove(path)       a file, or a folder with all that is in it
+    disk.write(path, data)  a new file, or new content for a file: the old content is gone at once
+    disk.rename(old, new)   like `mv`: if `new` is a folder, `old` is moved into it
+    disk.remove(path)       a file, or a folder with everything in it
     disk.exists(path)
     disk.fsync(path)        of a file: its content lasts; of a folder: its list of names lasts (the
                             files in it are another matter); the disk's root is ""
 A crash loses content that was not synced, and names that were not: a file may be empty, a folder
-may lack its latest files, a rename may never have happened. Or only the process is killed: then all
-is there when `publish` is called again, and what was not synced is lost in the next crash.
+may lack its latest files, a rename may never have happened. Or only the process is killed: then
+everything is there when `publish` is called again, but what was not synced is lost in the next
+crash.
 """
 
 

@@ -4,21 +4,22 @@
         input_files, num_hashes, num_bands, ngrams, jaccard_threshold, output_directory
     )
 
-Writes one file of each group of copies, to the byte as it was, under its own name. Two files are
-copies if the Jaccard similarity of their shingles is jaccard_threshold or more; so are a copy and
-its copies' copies, though they may be less similar. Of a group the longest text stays (in
-characters); of equally long ones the smallest text, as Python compares strings; of equal texts that
-of the smallest name. The order of input_files changes nothing.
+Write one file of each group of copies, byte for byte as it was, under its own name. Two files are
+copies if the Jaccard similarity of their shingles is jaccard_threshold or more. A copy of a copy
+belongs to the same group, even if it is less similar to the first. Of a group, the longest text
+stays (in characters); if several are equally long, the smallest text, as Python compares strings;
+if texts are equal, the one with the smallest name. The order of input_files changes nothing.
 
-A shingle is a run of `ngrams` words of the normalized text; a text with fewer words has one, all of
-it. To normalize: Unicode NFD, accents (category Mn) dropped, lower case, and words are runs of
-letters, digits and underscores. Only texts that agree in a whole band of their MinHash signatures
-are compared: num_hashes numbers, in num_bands bands of equal size. (So with one band of 256, even
-very similar texts are never compared; with bands of one, nearly all are.)
+A shingle is a run of `ngrams` words of the normalized text; a text with fewer words has one
+shingle, which is all of it. To normalize: Unicode NFD, accents (category Mn) dropped, lower case;
+words are runs of letters, digits and underscores. Compare only texts that agree in a whole band of
+their MinHash signatures, which are num_hashes numbers in num_bands bands of equal size. (So with
+one band of 256, even very similar texts are never compared; with bands of one number, nearly all
+are.)
 
-It makes output_directory if that is not there; what else is in it stays. The shape is that of
-Stanford's CS336 (assignment 4), so its tests of this function run on yours. For example, with bands
-of one, 2 words a shingle and threshold 0.5:
+Make output_directory if it is not there; leave whatever else is in it. The function has the form of
+Stanford's CS336 (assignment 4), so that course's tests of it run on yours. For example, with bands
+of one number, 2 words in a shingle and threshold 0.5:
 
     a.txt "the cat sat on a mat"     b.txt "The cat sat on a mat!"   c.txt "a dog"  ->  b.txt, c.txt
 """

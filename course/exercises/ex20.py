@@ -2,13 +2,14 @@
 
     merge(o1, lse1, o2, lse2) -> o, lse
 
-Each of n queries has attended to one block of keys, then to another: o (n, D) is the softmax's
-weighted mean of the values *in that block*, lse (n,) the log of the sum of the exponentials of its
-scores. The result is both for the two blocks together, as if all keys had been in one.
+Each of n queries has attended to one block of keys, then to another. For each block, o (n, D) is
+the softmax's weighted mean of the values *in that block*, and lse (n,) is the log of the sum of the
+exponentials of its scores. Return both for the two blocks together, as if all keys had been in one.
 1. Scores may be 20,000 or -20,000: nothing overflows.
-2. A query for which a block is wholly masked has lse = -inf and o = 0 there; if both are, so has
-   the result: no NaN, ever.
-3. The arguments stay as they are; the dtype (float64, 32 or 16) too. The results are new arrays.
+2. A query for which a block is wholly masked has lse = -inf and o = 0 there. If both blocks are, so
+   has the result: never NaN.
+3. The arguments stay as they are, and so does the dtype (float64, 32 or 16). The results are new
+   arrays.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""Exercise 21: find the wrong field of a training log line.
+"""Exercise 21: find the wrong field in a line of a training log.
 
-A line is a dict. These fields are facts, never wrong:
+A line is a dict. These fields are facts, and never wrong:
     gpu (device name), gpus, rows (of a micro-batch of one GPU), seq_len, grad_accum, dt_s (seconds
     per step), flops_per_token
-These four are computed from them, each printed with three correct digits (1.05e6, say):
+These four are computed from the facts, and each is printed with three correct digits (1.05e6, say):
     tokens         of a step: all GPUs, all micro-batches
     tokens_per_s   of all GPUs
     tflops         10^12 FLOP/s of one GPU
@@ -11,8 +11,8 @@ These four are computed from them, each printed with three correct digits (1.05e
                    not in that table
 
 audit(line) -> the first of the four, in this order, that does not follow from the facts; "" if all
-do. Three digits may be off by 0.5% of the true value (1.005 is printed as 1.00); what is off by
-more is wrong, and so are NaN and infinity.
+of them do. With three digits a number may be off by 0.5% of the true value (1.005 is printed as
+1.00). A number that is off by more is wrong, and so are NaN and infinity.
 """
 
 

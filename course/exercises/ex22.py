@@ -3,23 +3,24 @@
     recompute(fn, *args) -> fn(*args)
 
 fn takes tensors and returns one tensor; it may use others (weights) from outside. Rules:
-1. the result, and after backward all gradients, are those of fn(*args), bit for bit: of the weights
-   that fn uses, and of every argument that requires one (the others get none). Both may be leaves
-   or the results of other operations, and may be used elsewhere too, as in x + recompute(fn, x);
-   an argument may hold whole numbers. The result wants a gradient where that of fn(*args) does,
-   and an argument that was changed in place before backward is a RuntimeError, as for fn(*args);
-2. until backward, autograd keeps the arguments and nothing that fn computed in between;
-3. fn runs once in forward and once in each backward (there may be several), and may draw random
-   numbers (dropout): it draws the same each time, and whoever draws afterwards notices nothing
-   (torch's global generator is left as it was found);
-4. a call inside of fn may be a recompute, too.
-(All is on one device, nobody asks for gradients of gradients, and nobody uses torch.autocast, whose
-state would have to be kept as well.)
+1. The result, and after backward all gradients, are those of fn(*args), bit for bit: the gradients
+   of the weights that fn uses, and of every argument that requires one (the others get none).
+   Weights and arguments may be leaves or the results of other operations, and may be used elsewhere
+   too, as in x + recompute(fn, x); an argument may hold whole numbers. The result wants a gradient
+   where that of fn(*args) does. If an argument was changed in place before backward, that is a
+   RuntimeError, as for fn(*args).
+2. Until backward, autograd keeps the arguments and nothing that fn computed in between.
+3. fn runs once in forward and once in each backward (there may be several). It may draw random
+   numbers (dropout): it draws the same ones each time, and code that draws afterwards notices
+   nothing (torch's global generator is left as it was found).
+4. A call inside fn may be a recompute, too.
+(Everything is on one device. Nobody asks for gradients of gradients, or uses torch.autocast, whose
+state you would have to keep as well.)
 
 torch.utils.checkpoint is off limits; torch.autograd.graph.saved_tensors_hooks, and a
 torch.autograd.Function that keeps the arguments, are all you need. (A Function whose backward calls
-backward on a graph of its own will not do: where two of them share a weight that is itself the
-result of operations, the first one's backward frees what the second one's needs.)
+backward on a graph of its own won't do: if two of them share a weight that is itself the result of
+operations, the first one's backward frees what the second one's needs.)
 """
 
 

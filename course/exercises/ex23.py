@@ -2,12 +2,13 @@
 
     materialize(model, device) -> None
 
-`model` was built on meta, by any code: modules in modules, parameters (some may be None, as the
-bias of a layer without one), buffers, perhaps a table that several modules share. Afterwards:
-1. every parameter and buffer is on `device`, with the dtype that it had; the modules are the same
+`model` was built on meta by some code that you do not know: modules in modules, parameters (some
+may be None, like the bias of a layer without one), buffers, perhaps a table that several modules
+share. Afterwards:
+1. every parameter and buffer is on `device`, with the dtype it had; the modules are the same
    objects;
 2. parameters that were one object are one object again, and so are buffers (`named_parameters` and
-   `named_buffers` with remove_duplicate=False see each name);
+   `named_buffers` with remove_duplicate=False show you each name);
 3. every module that has `reset_parameters()` was asked once to give its own parameters and buffers
    their values, in the order of `model.modules()`, when its memory was already there and its shared
    tables were already shared: then the random numbers are those of a plain build;

@@ -1,25 +1,24 @@
 """Exercise 24: a cache that never grows, for texts of different lengths.
 
-A model with a sliding window looks at the last `window` positions only, its own included. So its
-cache needs `window` places a text, however long the text becomes: position p goes to place
-p % window, over the position that nobody looks at any more. A server writes many texts together,
-each with a length of its own, and some of them pause. Write
+A model with a sliding window looks only at the last `window` positions, its own included. So its
+cache needs `window` places for each text, however long the text gets: position p goes to place
+p % window, over the position that nobody looks at any more. A server writes many texts together;
+each has its own length, and some of them pause. Write
 
     cache = RingCache(batch, n_kv_head, window, head_dim)
     cache.prefill(k, v, lengths)
     out = cache.step(q, k, v, active)
 
-prefill: the keys and values of the prompts, (batch, n_kv_head, T, head_dim) each; of row b only the
-    first lengths[b] positions are real (0 to T of them), the rest is
-    padding and may hold anything, NaN too. It comes once, before the first step; a cache without it
-    begins with empty texts.
+prefill: the keys and values of the prompts, (batch, n_kv_head, T, head_dim) each. In row b only the
+    first lengths[b] positions are real (0 to T of them); the rest is padding and may hold anything,
+    even NaN. It comes once, before the first step; without it, a cache starts with empty texts.
 step: one position more. q is (batch, n_head, head_dim), k and v are (batch, n_kv_head, head_dim);
     query head h looks at key/value head h // (n_head / n_kv_head). active (batch,) of bool says
     whose texts go on; a row that pauses keeps all it has, and its q, k and v may hold anything.
     -> out (batch, n_head, head_dim): softmax(q k^T / sqrt(head_dim)) v over the last `window`
     positions of that row's text, the new one included; zeros for a row that pauses.
 
-Keys arrive rotated already, so their order in the ring does not matter. What is handed over belongs
+The keys are already rotated, so their order in the ring does not matter. What you are given belongs
 to the caller, who writes the next numbers into the same tensors and list. Dtypes stay as they are.
 The cache keeps at most 2 * batch * n_kv_head * window * head_dim numbers of that dtype, and 64
 bytes a text for anything else (lengths, places).

@@ -6,17 +6,17 @@
 `results` maps each rate to the losses of its runs, one for each seed; their order means nothing.
 1. A rate with a loss that is NaN or infinite has diverged; it is worse than any rate that has not.
    If all have diverged, the answer is "lower".
-2. Otherwise compare mean losses; of equal ones that of the lower rate is better, also in rule 3.
-   If the best rate is the lowest of the grid, the answer is "lower"; if the highest, "higher":
-   nothing is known beyond the edge. If the grid has one rate only, the answer is "higher".
-3. If the best rate's neighbours have both not diverged, and every rate has two runs or more, ask
+2. Otherwise compare mean losses; if two are equal, the lower rate is better (in rule 3, too). If
+   the best rate is the lowest of the grid, the answer is "lower"; if it is the highest, "higher",
+   since nothing is known beyond the edge. If the grid has only one rate, the answer is "higher".
+3. If neither neighbor of the best rate has diverged, and every rate has two runs or more, ask
    whether the seeds allow an answer. The standard error of a rate's mean is
-   sqrt(variance of its losses / number of runs), with the unbiased variance. If the better of the
-   two neighbours is not worse than the best by more than the root of the sum of the squares of
-   their two standard errors, the answer is "seeds": more of them are needed.
+   sqrt(variance of its losses / number of runs), with the unbiased variance. Take the better of the
+   two neighbors. If it is worse than the best by no more than the root of the sum of the squares of
+   their two standard errors, the answer is "seeds": you need more of them.
 4. Otherwise the answer is the lowest point of the parabola over the logarithm of the rate that goes
-   through the best and its two neighbours. The rates may be spaced unevenly. If a neighbour has
-   diverged, there is no parabola, and the answer is the best rate itself.
+   through the best and its two neighbors. The rates may be spaced unevenly. If a neighbor has
+   diverged there is no parabola, and the answer is the best rate itself.
 """
 
 

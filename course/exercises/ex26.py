@@ -4,17 +4,18 @@
 
 The law: L(N) = E + A N^-a with E >= 0, A >= 0 and 0.01 <= a <= 3.
 1. fit(sizes, losses) -> (E, A, a) with the least sum of squares of the *relative* errors,
-   L(N) / loss - 1. Sizes run from a thousand to 10^10, so take care what you divide. The judge
-   compares the sum of squares with the least one that there is, and allows 0.1% more (or 1e-9).
+   L(N) / loss - 1. Sizes run from a thousand to 10^10, so be careful what you divide. The judge
+   compares your sum of squares with the least possible one, and allows 0.1% more (or 1e-9).
 2. predict(sizes, losses, size, draws, seed) -> (low, middle, high). The middle is L(size) of the
    fit. For the interval, repeat the fit `draws` times on losses that could have been: those of the
    fit, each multiplied by 1 + s z (by 0.001 if that is less), where z is normal and s is the
    standard deviation of the fit's relative errors, with n - 3 in place of n losses (three numbers
-   were fitted). Each new fit predicts the loss at `size`; multiply it in the same way, as the new
-   run has its own luck. low and high are the 5% and the 95% quantile of these. The same seed gives
-   the same interval. The judge fits about 700 times within 20 seconds, so one fit may take 25 ms.
-3. predict needs at least 4 sizes that differ, fit 3: fewer are a ValueError, as is a
-   loss that is not finite and positive. What you are given is not changed.
+   were fitted). Each new fit predicts the loss at `size`; multiply this in the same way, because
+   the new run has its own luck. low and high are the 5% and the 95% quantile of these. The same
+   seed gives the same interval. The judge fits about 700 times within 20 seconds, so one fit may
+   take 25 ms.
+3. predict needs at least 4 different sizes, fit at least 3: with fewer, raise a ValueError, and
+   also for a loss that is not finite and positive. Do not change what you are given.
 """
 
 

@@ -2,23 +2,23 @@
 
     diagnose(run) -> "dead_head"
 
-The ten faults are listed in course/clinic.py (`SICK`, a line each); a run without a fault is
-"healthy". A run has one fault at most. What you get is a dict of what was logged:
+The ten faults are listed in course/clinic.py (`SICK`, one line for each); a run without a fault is
+"healthy". A run has at most one fault. You get a dict of what was logged:
 
     loss, lr, zeros   (S,): training loss; the rate as configured; share of the entries of the
-                      gradient that are exactly 0, the embedding's left out
+                      gradient that are exactly 0, leaving out the embedding
     grad, update      {matrix: (S,)}: the norm of the gradient that the optimizer got, and of the
                       step that it took
     heads             (S, H): how much each head adds (RMS)
     val_loss, order   (S / 10 + 1,), at steps 0, 10, ..: loss on validation rows; how far the last
-                      position's logits move if the symbols before it come in reverse
+                      position's logits move when the symbols before it come in reverse
     weights           {matrix: (2, rows, columns)}: before and after the run
 
-The optimizer is Adam without weight decay. Make as many runs as you like to learn from, with any
-seeds: `clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others, which it draws from
-the text of your file: where a fault strikes, and when, depends on the seed. Change nothing in what
-you get. Only the noise of the loss tells "healthy", "not_shuffled" and "repeated_epoch" from each
-other, and one run in some hundreds looks like another kind: of these three, one may be missed.
+The optimizer is Adam without weight decay. To learn, make as many runs as you like, with any seeds:
+`clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others, drawn from the text of
+your file: where a fault strikes, and when, depends on the seed. Do not change what you are given.
+Only the noise of the loss tells "healthy", "not_shuffled" and "repeated_epoch" apart, and one run
+in a few hundred looks like another kind: among these three, you may miss one.
 """
 
 

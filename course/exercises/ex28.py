@@ -4,19 +4,19 @@
 
 Three ranks with x = [1, 2, 3], [10, 20, 30] and [100, 200, 300] all return [111, 222, 333].
 
-Each of `world` ranks (0 .. world - 1, each a thread here) calls it with its own x: an array (n,), n
-being the same on all ranks, but not always a multiple of `world`; it may be 0, and x a slice with a
-step. send(to, a) sends a copy of one array (not of a tuple or a number) to a rank and does not
-wait; recv(source) waits for the next one from there, and returns it.
-1. All ranks return the sum in a new array, with the same bits. It is of x's dtype, and so is every
-   addition: the sum of int64 is exact. x itself stays as it is.
-2. A rank sends to the next one only, rank + 1, and the last one to rank 0.
+Each of `world` ranks (0 .. world - 1, each a thread here) calls it with its own x: an array (n,).
+n is the same on all ranks, but not always a multiple of `world`; it may be 0, and x may be a slice
+with a step. send(to, a) sends a copy of one array (not of a tuple or a number) to a rank and does
+not wait; recv(source) waits for the next one from there, and returns it.
+1. All ranks return the sum in a new array, with the same bits. It has the dtype of x, and so does
+   every addition: the sum of int64 is exact. x itself stays as it is.
+2. A rank sends only to the next one, rank + 1; the last one sends to rank 0.
 3. It sends at most 2 (world - 1) messages, and no element more often than it must: all ranks
    together send 2 (world - 1) times the bytes of x, in parts of n / world elements, rounded up or
    down.
 
-A way to do it: each rank cuts x into `world` parts. For world - 1 turns each passes on a part to
-which it has added its own, until each has the whole sum of one part; then the sums go round.
+One way to do it: each rank cuts x into `world` parts. For world - 1 turns, each passes on a part to
+which it has added its own, until each rank has the whole sum of one part; then the sums go round.
 """
 
 from collections.abc import Callable

@@ -2,22 +2,23 @@
 
     parallel_loss(all_reduce, logits, first, targets) -> loss (B,), d_logits (B, n)
 
-The last matrix of a language model is large, so its columns are cut: a rank has the logits of the
-tokens first .. first + n - 1 only (first and n differ from rank to rank), for all B positions.
-targets (B,), int64, are the right tokens, of the whole vocabulary, and the same on all ranks. With
-two ranks, four tokens, logits [[1, 2]] and [[3, 4]], and the target 2: the loss is
-log(e^1 + e^2 + e^3 + e^4) - 3 = 1.4402 on both, and d_logits is the softmax over all four minus 1
-at the target: [[0.0321, 0.0871]] on rank 0, [[0.2369 - 1, 0.6439]] on rank 1.
+The last matrix of a language model is large, so you cut its columns: each rank has the logits of
+the tokens first .. first + n - 1 only (first and n differ from rank to rank), for all B positions.
+targets (B,), int64, are the right tokens, as ids of the whole vocabulary, and are the same on all
+ranks. Take two ranks, four tokens, logits [[1, 2]] and [[3, 4]], and the target 2. The loss is
+log(e^1 + e^2 + e^3 + e^4) - 3 = 1.4402 on both ranks, and d_logits is the softmax over all four
+tokens minus 1 at the target: [[0.0321, 0.0871]] on rank 0, [[0.2369 - 1, 0.6439]] on rank 1.
 
 all_reduce(x, "sum") and all_reduce(x, "max") take an array of the same shape and dtype from every
-rank, and return the sum or the maximum over the ranks; x itself stays. All ranks must call it
-equally often, in the same order.
-1. loss: cross-entropy of each position, the same on all ranks, as float32; d_logits: the gradient
-   of the *sum* of the losses, for this rank's logits, float32.
-2. Logits of +-10,000, or -inf (a token that is ruled out), give neither overflow nor NaN. Of each
+rank, and return the sum or the maximum over the ranks; x itself stays as it is. All ranks must call
+all_reduce equally often, in the same order.
+1. loss is the cross-entropy at each position, the same on all ranks, float32; d_logits is the
+   gradient of the *sum* of the losses, for this rank's logits, float32.
+2. Logits of +-10,000, or -inf (a token that is ruled out), cause neither overflow nor NaN. At each
    position, some logit in the vocabulary is finite. A target that is ruled out has the loss inf.
-3. The logits stay where they are: a rank gives to all_reduce at most 3 numbers for each position.
-4. `logits` (float32) and `targets` are left as they are.
+3. The logits stay where they are: a rank gives all_reduce at most 3 numbers for each position, over
+   all its calls.
+4. Leave `logits` (float32) and `targets` as they are.
 """
 
 from collections.abc import Callable

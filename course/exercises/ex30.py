@@ -1,22 +1,23 @@
-"""Exercise 30: 1F1B (one forward, one backward, in turns) where messages take time.
+"""Exercise 30: 1F1B (one forward, one backward, in turn) where messages take time.
 
     one_f_one_b(2, 3, F=1, B=2, send=0) -> [["F0", "F1", "B0", "F2", "B1", "B2"],
                                             ["F0", "B0", "F1", "B1", "F2", "B2"]]
 
-P devices, one stage of the model on each, and M micro-batches; "F1" is the forward pass of
-micro-batch 1 through the device's stage and takes a time F, "B1" its backward pass and takes B.
-All times are whole numbers. An operation runs as soon as its device has done everything before it
-in its list, and its input is there: F needs the same F of the device before, `send` after that has
-ended; B needs the F of its own device, and the B of the device after, `send` after that has ended
-(the last device has none). A device computes while its messages travel.
+There are P devices, each with one stage of the model, and M micro-batches. "F1" is the forward pass
+of micro-batch 1 through the device's stage and takes a time F; "B1" is its backward pass and takes
+B. All times are whole numbers. An operation runs as soon as its device has done everything before
+it in its list, and its input is there. F needs the same F of the device before, `send` after that
+has ended. B needs the F of its own device, and the B of the device after, `send` after that has
+ended (the last device needs no other B). A device goes on computing while its messages travel.
 
-The order of the lesson waits: a device that has sent a forward pass on has a backward pass to do
-only after the round trip. With `send` above 0 it needs more forward passes to fill that time.
-1. Each device has a new list, with each F and each B exactly once.
-2. All is over after (M + P - 1)(F + B) + 2 (P - 1) send: the last device never waits once it has
-   begun, and the first and last micro-batch travel without delay.
+In the lesson's order, devices would wait: once a device has sent a forward pass on, its backward
+pass can come only after the round trip. With `send` above 0, the device needs more forward passes
+to fill that time.
+1. Each device gets a new list, with each F and each B exactly once.
+2. Everything is over after (M + P - 1)(F + B) + 2 (P - 1) send: the last device never waits once it
+   has begun, and the first and the last micro-batch travel without delay.
 3. Device d never keeps more than 1 + (P - 1 - d)(1 + k) activations, where k is 2 send / (F + B)
-   rounded up: a forward pass adds one, its backward pass releases it.
+   rounded up: a forward pass adds one, and its backward pass releases it.
 """
 
 

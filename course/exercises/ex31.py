@@ -1,20 +1,22 @@
-"""Exercise 31: an asynchronous server that refuses what is too stale.
+"""Exercise 31: an asynchronous server that refuses gradients which are too stale.
 
 asynchronous(w, order, gradient, lr, limit) -> the last weights, what became of each gradient
-    w: a list of float32 arrays, also of shape (). Each worker (0, 1, ...) is sent w at first.
-    order: the workers in the order in which their gradients arrive. A worker's gradient is
+    w: a list of float32 arrays, some perhaps of shape (). At first, each worker (0, 1, ...) is sent
+    w. order: the workers, in the order in which their gradients arrive. A worker's gradient is
     gradient(worker, weights), at the weights that it was sent last: a list of arrays such as w. Its
-    staleness is the number of updates of the server's weights since then. Up to `limit`, the server
-    takes it, w - lr gradient; beyond, it throws it away. Either way it sends that worker the
-    weights that it has now. The second result has for each arrival its staleness, or None for a
-    gradient thrown away. Call gradient once for each arrival, in order.
+    staleness is the number of times that the server has updated its weights since then. Up to
+    `limit`, the server takes the gradient, w - lr gradient; beyond, it throws the gradient away.
+    Either way it then sends that worker the weights it has now. The second result has, for each
+    arrival, the staleness, or None for a gradient thrown away. Call gradient once for each arrival,
+    in order.
 
 With w = [[0]], lr = 1, limit 0, and a gradient that is always [[1]], the order [0, 1, 1] gives
-[[-2]] and [0, None, 0]: worker 1 computed at the first weights, one update ago, then at the new.
+[[-2]] and [0, None, 0]: worker 1 computes at the first weights, one update ago, and then at the new
+ones.
 
-New arrays, float32: another thread may be sending the weights at this moment, and a worker may hold
-them. So nothing that was given to you (by `gradient`, too), or that you gave to `gradient`, is ever
-changed, and the result shares no memory with it.
+Return new float32 arrays: another thread may be sending the weights at this very moment, and a
+worker may hold on to them. So never change anything that was given to you (by `gradient`, too) or
+that you gave to `gradient`, and share no memory with it in the result.
 """
 
 from collections.abc import Callable

@@ -1,22 +1,22 @@
-"""Exercise 32: two questions to ask of a result.
+"""Exercise 32: two questions to ask about a result.
 
 is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if the
-    number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, from n p, on
-    either side.
+    number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, away from n p,
+    on either side.
 
 constant_answer(predictions, golds) -> (letter, its share, accuracy), for example ("A", 0.97, 0.23):
-    the letter that is predicted most often (of several: the first in the alphabet), its share of
-    the predictions, and the accuracy of a model that always says that letter.
+    the letter that is predicted most often (if there are several, the first in the alphabet), its
+    share of the predictions, and the accuracy of a model that always says that letter.
 
 Starred: bradley_terry(wins) -> ratings. wins is an array of whole numbers or floats: wins[i, j] is
-    how often player i beat player j. Find the strengths p under which the wins are likeliest, if i
-    beats j with probability p[i] / (p[i] + p[j]), on Elo's scale: 400 points more are ten times the
-    strength, and the mean is 1000. Not every pair has met, but each group of players has won and
-    lost against the others. Right to a tenth of a point for up to 40 players. (The books repeat
-    p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i. Where two groups have
-    hardly met, that takes millions of rounds, and Newton's method on log p a few steps: the
-    gradient of the log-likelihood is the wins of each less those that one has to expect. One of the
-    log p stays 0, and no step is larger than 1.)
+    how often player i beat player j. Find the strengths p that make these wins most likely, if i
+    beats j with probability p[i] / (p[i] + p[j]). Return them on Elo's scale: 400 points more mean
+    ten times the strength, and the mean is 1000. Not every pair has met, but each group of players
+    has won and lost against the others. Be right to a tenth of a point for up to 40 players. (The
+    books repeat p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i. Where
+    two groups have hardly met, that takes millions of rounds. Newton's method on log p takes a few
+    steps: the gradient of the log-likelihood is each player's wins minus the wins you would expect.
+    Keep one of the log p at 0, and no step larger than 1.)
     If you write it, it is judged too.
 """
 

@@ -3,27 +3,27 @@
     run(ids, edit=None) -> logits (T, V), attention: a list with a tensor (H, T, T) for each layer
 
 runs a small model of attention layers on the ids (T,). attention[layer][head, i, j] is the share
-that position i gives to position j. If edit is given, edit(layer, z) is called in each layer with
-the outputs of its heads, z (H, T, D), and what it returns (of the same shape) is used instead. z is
-the model's own: return another tensor, and don't change this one.
+that position i gives to position j. If you pass an edit, each layer calls edit(layer, z) with the
+outputs of its heads, z (H, T, D), and goes on with what it returns (of the same shape). z is the
+model's own: return another tensor, and don't change this one.
 
     habits(attention, ids) -> back, copy        two tensors (L, H)
 
-back: the mean over the positions 1, 2, ... of the share on the position before. copy: the mean,
+back: the mean, over the positions 1, 2, ..., of the share on the position before. copy: the mean,
     over the positions whose token has come before, of the share on what followed those earlier
-    copies: position i looks at j with ids[j - 1] == ids[i], 1 <= j <= i. (Shares on several such
-    places are added up. j = i counts too: in "a a", the second a follows the first.)
+    copies: position i looks at j with ids[j - 1] == ids[i], 1 <= j <= i. (Add up the shares if
+    there are several such places. j = i counts too: in "a a", the second a follows the first.)
 
     worth(run, ids) -> tensor (L, H)
 
-How many nats the mean loss grows when one head's output is replaced with its own mean over the
-    positions of this text. (With the mean and not with zero, since a head may add a constant that
-    the others count on.) The loss is that of predicting ids[1:] from the positions before.
+How many nats the mean loss grows when you replace one head's output with its own mean over the
+    positions of this text. (The mean and not zero, because a head may add a constant that the
+    others count on.) The loss is that of predicting ids[1:] from the positions before.
 
     circuit(run, ids) -> ((layer, head), (layer, head))
 
-The head with the largest copy share; and of the heads in earlier layers the one that it needs: that
-    whose replacement (as in worth) lowers the first one's copy share most.
+The head with the largest copy share; and, among the heads in earlier layers, the one that it needs:
+    the one whose replacement (as in worth) lowers the first head's copy share most.
 """
 
 from torch import Tensor

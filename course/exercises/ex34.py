@@ -2,14 +2,14 @@
 
     llama(ids, weights, heads, kv_heads, theta, eps, attention, rotate) -> logits (B, T, V)
 
-ids (B, T) are tokens. `weights` are those of a Llama on Hugging Face, under their names there. All
-are float32, and so are the logits:
+ids (B, T) are tokens. `weights` are those of a Llama on Hugging Face, under the names that they
+have there. All of them are float32, and so are the logits:
 
     model.embed_tokens.weight        (V, C)     a row for each of V tokens
-    lm_head.weight                   (V, C)     the head; if it is missing, it is the embedding
+    lm_head.weight                   (V, C)     the head; if it is missing, use the embedding
     model.norm.weight                (C,)       the norm before the head
 
-and for each layer i, all with model.layers.i. in front (as many layers as there are):
+and for each layer i, with model.layers.i. in front of each name (as many layers as there are):
 
     input_layernorm.weight           (C,)       the norm before attention
     self_attn.q_proj.weight          (heads x D, C)
@@ -19,19 +19,23 @@ and for each layer i, all with model.layers.i. in front (as many layers as there
     mlp.gate_proj.weight, mlp.up_proj.weight                 (F, C)
     mlp.down_proj.weight             (C, F)
 
-It is lesson 5's model with five differences:
-1. A norm divides by the root of (the mean of the squares + eps), and then multiplies with its
-   weight, number by number.
-2. D, the size of a head, is not always C / heads.
-3. Of keys and values there are only kv_heads, which divides heads: query heads that stand beside
-   each other share one. With 4 and 2, the query heads 0 and 1 use key head 0, 2 and 3 use 1. The
-   heads stand in a row in each matrix: its first D rows are head 0, and so on.
-4. Pair i of D / 2 turns with the speed theta^(-2 i / D).
-5. The MLP is SwiGLU: down(silu(gate(x)) * up(x)), with silu(y) = y * sigmoid(y).
+D, the size of a head, is not always C / heads.
+
+It is lesson 5's model with five differences, those of lesson 34's table:
+1. A norm divides by the root of (the mean of the squares + eps), and then multiplies by its weight,
+   number by number.
+2. The MLP is SwiGLU: down(silu(gate(x)) * up(x)), with silu(y) = y * sigmoid(y).
+3. There are only kv_heads heads of keys and values; kv_heads divides heads, and neighboring query
+   heads share one. With 4 and 2, the query heads 0 and 1 use key head 0, and 2 and 3 use 1. In each
+   matrix, the heads come one after another: its first D rows are head 0, and so on.
+4. The base of the positions is theta, not 100: pair i of D / 2 turns with the speed
+   theta^(-2 i / D).
+5. The head may be missing: then it is the embedding.
 
 attention(Q, K, V, mask) is exercise 4's scaled_dot_product_attention, with Q (B, heads, T, D), and
-rotate(x, positions, speeds) exercise 8's: it takes and returns numpy arrays, x (B, T, heads, D),
-positions (B, T), speeds (D / 2,). No gradients are asked for.
+rotate(x, positions, speeds) is exercise 8's: it takes and returns numpy arrays, not tensors, and
+another order of dimensions: x (B, T, heads, D), positions (B, T), speeds (D / 2,). You need not
+compute gradients.
 """
 
 from collections.abc import Callable

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 22. Profiler: where time and memory go
 #
-# **Question.** What does the time of an elementwise line consist of? What is in memory when, and
-# what does forgetting cost?
+# **Question.** A line of elementwise code takes its time: for what? What is in memory at which
+# moment, and what does it cost to forget some of it?
 #
-# **Afterwards** you can say, before you compile a few lines, whether that will make them faster;
-# and predict what a training step holds in memory at each moment.
+# **Afterwards** you can say, before you compile a few lines, whether that will make them faster.
+# You can predict what a training step holds in memory at each moment.
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Anotações da Semana 6" (an ELU with and
 # without torch.compile), "The Ultra-Scale Playbook: Training LLMs on GPU Clusters." (four kinds of
 # memory, and an odd first step), "Teste de Memory profile", "Nemotron-4 340B Technical Report (Aug,
-# 2024)" (no recomputation, says its file of settings; Megatron-LM's paper, quoted there, has it
-# after every layer); *NfNN*, "1.1.6 Capacidade de fusão de kernel". Core files: `model.py`,
-# `relu_squared`; `instruments/run/profiler.py`. Before: lesson 21. Next: lesson 23.
+# 2024)" (its file of settings says no recomputation; Megatron-LM's paper, quoted there, recomputes
+# every layer); *NfNN*, "1.1.6 Capacidade de fusão de kernel". Core files: `model.py`,
+# `relu_squared`; `instruments/run/profiler.py`. Before: lesson 7. Next: lesson 23.
 # Takes 12 seconds on two cores.
 
 # %%
@@ -42,11 +42,12 @@ lesson.begin(22, "profiler")
 
 # %% [markdown]
 # ## Time: the four costs of a line
-# A line such as `x * 1.5` hardly computes. Every line of ordinary (*eager*) code is a **call**:
-# Python asks torch, torch picks a loop for the dtype, and the loop runs. It reads its arguments
-# from **memory** and writes its result there. The result needs a place: a large one gets **new
-# pages** from the operating system, which fills them with zeros first. And in between there is the
-# **arithmetic**. The last column below says which of the four dominates a row.
+# A line such as `x * 1.5` hardly computes anything. So where does its time go? Every line of
+# ordinary (**eager**) code is a **call**: Python asks torch, torch picks a loop for the dtype, and
+# the loop runs. It reads its arguments from **memory** and writes its result there. The result
+# needs a place: if it is large, the operating system hands out **new pages**, and fills them with
+# zeros first. And in between there is the **arithmetic**. The last column below says which of the
+# four costs most.
 
 
 # %%
@@ -58,7 +59,7 @@ def ns(f, *args) -> float:
     return min(timeit.repeat(lambda: f(*args), timer=timer, number=calls, repeat=8)) / calls / n
 
 
-faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt  # pages that were fetched
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt  # pages fetched so far
 small, x, huge = (torch.randn(n) for n in (1000, 1_000_000, 16_000_000))
 old = torch.zeros_like(huge)  # memory that is already there
 triple = lambda x: x * 1.5
@@ -84,11 +85,11 @@ lesson.holds(pages[5] > 10 + pages[4], "64 MB of results are new pages, unless m
 
 # %% [markdown]
 # ## What fusing takes off
-# `torch.compile` writes one loop for all lines: each number is read once, goes through every
-# operation in a register, and is written once. That leaves one call, one pass over memory, one
-# result. The arithmetic stays. So fusing a chain of k operations should make it k times faster if
-# they are cheap and gain little if they are dear, **though it saves the same bytes in both cases**:
-# an eager chain reads and writes 8 k bytes for each number, a fused one 8.
+# `torch.compile` writes one loop for all of your lines: it reads each number once, takes it through
+# every operation in a register, and writes it once. That leaves one call, one pass over memory, one
+# result. The arithmetic stays. So if you fuse a chain of k operations, it should become k times
+# faster if they are cheap, and gain little if they are expensive, **though you save the same bytes
+# in both cases**: an eager chain reads and writes 8 k bytes for each number, a fused one 8.
 
 
 # %%
@@ -119,36 +120,37 @@ except Exception as error:
 times = []
 for name, f, argument, moved in work:
     eager = ns(f, argument)
-    fused = None
-    if compiles:
-        torch._dynamo.reset()
-        fused = ns(torch.compile(f, dynamic=False, fullgraph=True), argument)
-    gain = eager / fused if fused else None
-    times.append((name, moved / 8, eager, fused, gain))
+    torch._dynamo.reset()
+    fused = ns(torch.compile(f, dynamic=False, fullgraph=True), argument) if compiles else np.nan
+    times.append((name, moved / 8, eager, fused, eager / fused))
 columns = ["work", "bytes saved", "ns eager", "ns fused", "time saved"]
 lesson.table(columns, times, "one of a million numbers (small: a thousand); saved: eager / fused")
-if compiles:
-    gain = [row[4] for row in times]
-    lesson.timed(gain[1] > 1.5 * gain[3], "for the same bytes multiplications gain more than tanh")
-    lesson.timed(gain[5] < 1, "on 1,000 numbers, one compiled line is slower")
+names, _, eager, fused, gain = zip(*times)
+lesson.timed(gain[1] > 1.5 * gain[3], "for the same bytes multiplications gain more than tanh")
+lesson.timed(gain[5] < 1, "on 1,000 numbers, one compiled line is slower")
 
 # %% [markdown]
-# The bytes do not predict the ELU: 34 eager, 8 fused, and it gains about ten times or more on the
-# machine that printed this course's pages (AVX-512, torch 2.13). There the eager loop of `where`
-# decides for each number by a jump. A processor guesses jumps; of random signs it gets half wrong.
-# The fused loop computes both sides and picks without a jump. **So fusing saves calls, passes over
-# memory and pages; what a compiler gains or loses beyond these is the quality of its loop, and only
-# a measurement tells.** It also leaves what backward needs: `F.relu(x).square()` keeps relu(x)
-# beside its result, fused or not, though the slope, 2 relu(x), is twice the root of a result that
-# the next matmul keeps anyway. A backward of our own could use that; but then whoever edits only
-# the forward trains with a wrong gradient. That is memory, the other half of the question. (And
-# compiled code is made for a shape. With `dynamic=False` each new shape compiles again, and after
-# eight torch gives up: the rest runs eager, and all you see is a warning in the log.)
+# The bytes do not predict the ELU. It moves 34 bytes eager and 8 fused, yet it gains about ten
+# times or more on the machine that printed this course's pages (AVX-512, torch 2.13). There the
+# eager loop of `where` jumps for each number, one way or the other. A processor guesses jumps, and
+# of random signs it guesses half wrong. The fused loop computes both sides and picks one without a
+# jump. And where the library has a faster tanh than the compiler, the fused chain of tanh even
+# loses. **So fusing saves calls, passes over memory and pages; what a compiler gains or loses
+# beyond these is the quality of its loop, and only a measurement tells you that.**
+#
+# Fusing also leaves what backward needs. `F.relu(x).square()` keeps relu(x) beside its result,
+# fused or not. It would not have to: the slope, 2 relu(x), is twice the root of the result, and the
+# next matmul keeps that anyway. You could write a backward that uses this; but then anyone who
+# edits only the forward trains with a wrong gradient. That is about memory, the other half of the
+# question. (And compiled code is made for one shape. With `dynamic=False` each new shape compiles
+# again, and after eight of them torch gives up: the rest runs eager, and all you see is a warning
+# in the log.)
 #
 # ## Memory: a ledger
-# Weights, gradients, the optimizer's moments, and the activations: what forward leaves behind for
-# backward. Autograd lets us watch the last: it hands each tensor that it keeps to a hook, and
-# drops what the hook returned as soon as backward is done with it.
+# A step holds four kinds of numbers: weights, gradients, the optimizer's moments, and the
+# activations, which forward leaves behind for backward. Autograd lets you watch the activations: it
+# hands each tensor that it keeps to a hook, and drops what the hook returned as soon as backward is
+# done with it.
 
 
 # %%
@@ -181,7 +183,7 @@ class Ledger:
         return kept
 
     def activations(self) -> int:
-        """Bytes of what is kept; weights and their views do not count, and nothing counts twice."""
+        """Bytes of what is kept, each counted once; weights and their views do not count."""
         at = lambda t: t.untyped_storage().data_ptr()
         own = {at(t) for t in (*self.model.parameters(), *self.model.buffers())}
         storages = {at(k.tensor): k.tensor for k in list(self.alive)}
@@ -240,8 +242,8 @@ lesson.holds(max(total[:6]) == W + A, "step 1 holds at most W weights + A activa
 lesson.holds(max(total[6:]) == 3 * W + A, "step 2 holds W + 2 W moments + A, more than step 1")
 # %% [markdown]
 # ## Forgetting
-# *Activation checkpointing*: keep only what enters each block, and run the block's forward again
-# when backward comes to it.
+# You can keep only what enters each block, and run the block's forward again when backward comes to
+# it. This is called **activation checkpointing**, or recomputation.
 
 
 # %%
@@ -268,18 +270,19 @@ lesson.table(["way", "MB kept", "GFLOP"], rows, "one step, forward and backward"
 (kept, flops, grads), (less, more, same) = ways.values()
 lesson.holds(less < kept / 5, "recomputing keeps a fifth or less of the activations")
 lesson.holds(1.1 < more / flops < 4 / 3, "recomputing costs more FLOPs, but less than a third more")
-lesson.holds(all(map(torch.equal, grads, same)), "recomputed or kept, the gradients are equal bits")
+lesson.holds(all(map(torch.equal, grads, same)), "either way the gradients are equal, bit for bit")
 
 # %% [markdown]
-# A step is three forwards' worth of FLOPs (backward does two matmuls for each of forward's), so one
-# forward more would be a third more. It is less, because the head is not run again, and because
-# torch stops a block where backward needs nothing more: its last matmul.
+# A step costs as many FLOPs as three forwards, because backward does two matmuls for each one of
+# forward. So one more forward would be a third more. It is less, because the head is not run again,
+# and because torch stops a block as soon as backward needs nothing more of it: before its last
+# matmul.
 #
 # ## The ledger against the profiler
 # The ledger knows six moments. PyTorch's profiler sees every allocation, and the time of every
-# operator. `train.py --profile` prints its table, regions first, and writes a trace to open in
-# https://ui.perfetto.dev (this lesson's is out/22_trace.json.gz). It counts from the profiled step
-# on, so weights and moments, which were there before, are not in its sum.
+# operator. `train.py --profile` prints its table, regions first, and writes a trace that you can
+# open in https://ui.perfetto.dev (this lesson's is out/22_trace.json.gz). The profiler counts from
+# the profiled step on, so its sum leaves out weights and moments, which were there before.
 
 # %%
 model, optimizer = begin()
@@ -289,7 +292,7 @@ def step() -> None:
     with record_function("forward"):
         loss = model(x, y)
     loss.backward()
-    optimizer.step()  # a region of its own, by torch
+    optimizer.step()  # torch makes it a region of its own
     optimizer.zero_grad()
 
 
@@ -313,27 +316,24 @@ lesson.holds(0.95 < done / A < 1.05, "after forward, ledger and profiler differ 
 lesson.holds(peak_at > end and peak > A, "the true peak comes later, in backward, and is higher")
 
 # %% [markdown]
-# Backward begins with all activations in memory, and each of its operations needs room for its own
-# results before it frees what it has used. So the sums of the ledger are a lower bound, and the
-# **temporaries** of one operation come on top: here 4 MB. (The logits of 16 rows of 2,048 tokens
-# over a vocabulary of 32,768 are 4.3 GB in fp32, and their gradient is as large.) A batch that just
-# fits by the ledger does not fit the device.
+# Backward begins with all activations in memory, and each of its operations needs room for its
+# results before it can free what it has used. So the ledger's sums are a lower bound. The
+# **temporaries** of one operation come on top: here 4 MB. (In a real run they are larger: the
+# logits of 16 rows of 2,048 tokens over a vocabulary of 32,768 take 4.3 GB in fp32, and so does
+# their gradient.) A batch that barely fits by the ledger does not fit on the device.
 
 # %%
 fig = lesson.figure(10, 3.6)
 left, right = fig.subplots(1, 2, width_ratios=[1, 2])
-names, _, eager, fused, _ = zip(*times[:5])
-left.barh(np.arange(5) - 0.2, eager, 0.4, color="silver", label="eager")
-if compiles:
-    left.barh(np.arange(5) + 0.2, fused, 0.4, color="tab:blue", label="fused")
-left.set_yticks(range(5), names), left.invert_yaxis()
+left.barh(np.arange(5) - 0.2, eager[:5], 0.4, color="silver", label="eager")
+left.barh(np.arange(5) + 0.2, fused[:5], 0.4, label="fused")
+left.set_yticks(range(5), names[:5]), left.invert_yaxis()
 left.set(xlabel="ns a number"), left.legend()
 mb = np.array([weights, moments, gradients, activations]) / 1e6  # (4, 12)
-colors = ["silver", "tab:purple", "tab:orange", "tab:blue"]
-right.stackplot(range(12), mb, labels=columns[1:5], colors=colors)
+right.stackplot(range(12), mb, labels=columns[1:5])
 right.set_xticks(range(12), [line[0].replace(" ", "\n") for line in lines], fontsize=7)
 right.axvline(5.5, color="black", ls=":")
-right.plot([8], [(3 * W + peak) / 1e6], "v", color="black", label="peak, by the profiler")
+right.plot(8, (3 * W + peak) / 1e6, "v", color="black", label="peak, by the profiler")
 right.set(ylabel="MB", xlim=(0, 11), ylim=(0, 85))
 right.set_title(f"step 1{40 * ' '}step 2", loc="center")
 right.legend(loc="upper left", ncols=2)
@@ -341,8 +341,8 @@ lesson.save(fig, "22_profiler")
 
 # %% [markdown]
 # ## Trap
-# `zero_grad(set_to_none=False)` fills the gradients with zeros and keeps them through the next
-# forward pass, where the memory is fullest.
+# `zero_grad(set_to_none=False)` fills the gradients with zeros, and so keeps them through the next
+# forward pass, at whose end memory is fullest.
 
 # %%
 zeros = max(line[-1] for line in two_steps(set_to_none=False))

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 23. Initial values: a model that is nowhere, and one in parts
 #
-# **Question.** What does building a model on the device `meta` save, and what does it break? And
-# when a matrix is cut over several ranks and each draws its part: from which random seed?
+# **Question.** What do you save by building a model on the device `meta`, and what breaks? And when
+# a matrix is cut into parts, and each process draws its own: from which random seed?
 #
-# **Afterwards** you can build a model that does not fit twice into memory, and find lost values;
-# and seed one that is cut over ranks so that its parts differ, its copies agree, and the number of
-# ranks does not matter.
+# **Afterwards** you can build a model that would not fit into memory twice, and find values that
+# got lost on the way. You can also seed a model that is cut over several processes, so that its
+# parts differ, its copies agree, and the number of processes does not matter.
 #
 # Sources: *nanobot pre-train*, "Meta张量初始化(节省显存)" (build on meta, initialize last);
 # *擴展的驚喜*, "啟動,第二次嘗試" (a run whose tensor-parallel ranks all had one seed). Core files:
 # `model.py`, `GPT.init_weights`; `machinery/build.py`, `build_model` and `init_sharded`.
-# Before: lesson 22. Next: lesson 24. Takes 15 seconds on two cores.
+# Before: lesson 8. Takes 15 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -42,30 +42,29 @@ lesson.begin(23, "initial values")
 
 # %% [markdown]
 # ## Nothing, in the right shape
-# A tensor on the device `meta` has a shape and a dtype, and no memory. One can build a model there,
-# count its parameters, plan its sharding, and only then decide where it will live.
+# A tensor on the device `meta` has a shape and a dtype, but no memory. You can build a model there,
+# count its parameters, plan how to split it, and only then decide where it will live.
 
 # %%
 with torch.device("meta"):
     d24 = GPT(replace(PRESETS["d24"].model, extras=()))
 count = sum(p.numel() for p in d24.parameters())
-print(f"d24 on meta: {count:,} parameters; anywhere else, {4 * count / 1e9:.1f} GB")
-lesson.holds(count == 780_140_544, "d24 has 780,140,544 parameters, counted on meta")
+lesson.holds(count == 780_140_544, "d24 has 780,140,544 parameters on meta; elsewhere, 3.1 GB")
 
 # %% [markdown]
 # ## Three ways to a model
-# Each runs in a process of its own, which asks the system for the most memory that it ever held.
-# `copy.deepcopy` stands for the move to a device: the model is built in the host's memory, then
-# exists again where it will live. (With real GPUs the first copy is in host memory: eight of them,
-# if eight ranks of a machine do it at once.)
+# Each way runs in a process of its own, which asks the system for the most memory it has ever held.
+# `copy.deepcopy` plays the move to a device: the model is built in one place, then exists a second
+# time where it will live. (With real GPUs the first copy is in the host's memory, and there are
+# eight of them if eight processes on a machine build at once.)
 #
-# Torch gives each weight an initial value when the module is built, and `init_weights` gives it
-# another: count the random numbers.
+# Torch gives each weight an initial value when it builds the module, and then `init_weights` gives
+# it another. So count the random numbers, too.
 
 
 # %%
 def memory() -> tuple[int, int]:
-    """Bytes that this process holds now, and the most that it has ever held."""
+    """Bytes that this process holds now, and the most it has ever held."""
     status = Path("/proc/self/status")
     if not status.exists():  # macOS, which counts in bytes
         held = 1024 * int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(os.getpid())]))
@@ -75,7 +74,7 @@ def memory() -> tuple[int, int]:
 
 
 class Draws(TorchDispatchMode):
-    """Counts the random numbers that are drawn."""
+    """Counts the random numbers drawn."""
 
     count = 0
 
@@ -87,9 +86,8 @@ class Draws(TorchDispatchMode):
 
 def build(rank: int, world: int) -> tuple:
     """One of the WAYS -> bytes of the model, most bytes held, random numbers drawn, a hash."""
-    for device in ("cpu", "meta"):  # what torch loads when first used is not the model's
-        with Draws(), torch.device(device):
-            copy.deepcopy(GPT(replace(CONFIG, n_layer=1, n_embd=64, vocab_size=64))).init_weights()
+    with Draws():  # what torch loads on its first use is not the model's
+        copy.deepcopy(GPT(replace(CONFIG, n_layer=1, n_embd=64, vocab_size=64))).init_weights()
     base = memory()[0]
     with Draws() as draws:
         if WAYS[rank] == "meta":
@@ -103,37 +101,35 @@ def build(rank: int, world: int) -> tuple:
         torch.manual_seed(0)
         model.init_weights()
     peak = memory()[1] - base
-    content = hashlib.sha256()
-    for p in model.state_dict().values():
-        content.update(p.numpy())
-    return sum(p.nbytes for p in model.parameters()), peak, draws.count, content.hexdigest()
+    weights = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    return weights.nbytes, peak, draws.count, hashlib.sha256(weights).hexdigest()
 
 
 rows = []
 hashes = set()
 for way, found in zip(WAYS, lesson.ranks(len(WAYS), build, timeout_s=150)):
     size, peak, draws, content = found
-    rows.append((way, peak / size, draws, 4 * draws / size))
+    rows.append((way, peak / size, 4 * draws / size))
     hashes.add(content)
-columns = ["way", "peak / model", "random numbers", "per parameter"]
+columns = ["way", "peak / model", "random numbers per parameter"]
 lesson.table(columns, rows, f"{size // 4:,} parameters, {size / 1e6:.0f} MB")
-_, copies, draws, drawn = zip(*rows)
+_, copies, drawn = zip(*rows)
 lesson.holds(copies[0] >= 1.9, "built, then copied: two copies in memory")
 lesson.holds(max(copies[1:]) <= 1.1, "built in place or on meta: one copy in memory")
-twice = draws[0] == draws[1] > 2 * draws[2]
-lesson.holds(twice, "without meta, more than twice as many random numbers are drawn")
+twice = drawn[0] == drawn[1] > 2 * drawn[2]
+lesson.holds(twice, "without meta, you draw more than twice as many random numbers")
 lesson.holds(len(hashes) == 1, "all three ways end in the same model, bit for bit")
 
 # %% [markdown]
-# So meta and building in place need the same memory; meta saves the first round of random numbers.
-# Where it saves memory is where one cannot build in place: when the pieces of a model go to many
-# devices, and no single one has room for the whole.
+# Meta and building in place need the same memory; meta only saves the first round of random
+# numbers. It saves memory where you cannot build in place: when the pieces of a model go to many
+# devices, and no single device has room for the whole.
 #
 # ## What it breaks
-# `to_empty` makes memory for every tensor and leaves it empty. So whatever got its value while the
-# module was built has lost it: weights, but **buffers** too, which no optimizer knows. And two
-# modules that shared a table have one each. In deterministic mode torch fills new memory with NaN,
-# and nothing forgotten can hide.
+# `to_empty` makes memory for every tensor and leaves it empty. Everything that got its value while
+# the module was built has now lost it: the weights, and also the **buffers**, which no optimizer
+# knows about. And two modules that shared a table now have one each. In deterministic mode torch
+# fills new memory with NaN, and then nothing you forgot can hide.
 
 # %%
 torch.use_deterministic_algorithms(True)
@@ -152,14 +148,15 @@ lesson.holds("cos" in lost and "sin" in lost and not left, "init_weights fills t
 lesson.holds(tied and pair[1].weight is not pair[0].weight, "to_empty unties a shared table")
 
 # %% [markdown]
-# `model.py` ties by having no second table: the head *is* `embed.weight`, looked up when used.
+# `model.py` ties without a second table: its head *is* `embed.weight`, looked up whenever it is
+# used.
 #
 # ## A matrix in parts: three ways to draw
-# When no device has room for the whole, each rank makes its part of the empty memory and draws the
-# values for it. A layer has a matrix of 64 hidden units by 32 channels, cut by rows (a rank has
-# some of the units), and a vector of 32 that every rank keeps a copy of. Each rank may take the
-# same seed, or the seed plus its number; or it draws everything that there is, in one order, and
-# keeps its part.
+# When no device has room for the whole model, several processes (called *ranks*) each make their
+# own part of the empty memory and draw values for it. Take a layer with a matrix of 64 hidden units
+# by 32 channels, cut by rows (each rank has some of the units), and a vector of 32 that every rank
+# keeps a copy of. All ranks can use the same seed; or each adds its own number to the seed; or each
+# draws everything there is, in the same order, and keeps its part.
 
 
 # %%
@@ -182,7 +179,7 @@ def whole_then_cut(seed, rank, world):
 
 
 def joined(way, seed, world):
-    """-> the whole matrix, the copies of the vector."""
+    """-> the whole matrix, and the copies of the vector."""
     parts, copies = zip(*(way(seed, rank, world) for rank in range(world)))
     return torch.cat(parts), torch.stack(copies)
 
@@ -196,7 +193,7 @@ for way in (same_seed, seed_plus_rank, whole_then_cut):
     agree = bool((vectors == vectors[0]).all())
     rows.append((way.__name__, units, *("yes" if x else "no" for x in (agree, alike)), shared))
 columns = ["way", "different units", "copies agree", "same on 1 rank", "in seed 1 too"]
-lesson.table(columns, rows, "64 units on 4 ranks, seed 0; parts that seed 1 has, too")
+lesson.table(columns, rows, "64 units on 4 ranks, seed 0; last, how many parts seed 1 has too")
 same, plus, cut = (row[1:] for row in rows)
 lesson.holds(same[0] == H // 4, "one seed: 4 ranks have 16 different units, not 64")
 lesson.holds(plus[1] == "no", "seed + rank: what should be copies differs")
@@ -204,17 +201,17 @@ lesson.holds(plus[3] == 3, "seed + rank: seeds 0 and 1 share 3 parts of 4")
 lesson.holds(cut == (H, "yes", "yes", 0), "whole, then cut: right in all four")
 
 # %% [markdown]
-# Units with the same weights into them *and* out of them are **twins**: they compute the same, so
-# they get the same gradient, so they stay the same. No step of training can part them.
+# Two units with the same weights going in *and* coming out are **twins**: they compute the same
+# thing, so they get the same gradient, so they stay the same. No training step can part them.
 #
-# Seed + rank is the usual remedy for what is cut, and the source's. It leaves two things to
-# remember: copies need a seed of their own, which is the same on all ranks (and so does dropout,
-# where activations are copies). And a second run with seed + 1, meant as a repetition, is made of
-# nearly the same random numbers.
+# Seed + rank is the usual remedy for whatever is cut, and the source's. It leaves you two things to
+# remember. Copies need a seed of their own, the same on all ranks (and so does dropout, wherever
+# activations are copies). And a second run with seed + 1, which you meant as a repetition, is made
+# of nearly the same random numbers.
 #
 # ## What twins cost
-# Nine students learn a net of 64 hidden units from its answers. Each has two shards of 32 units:
-# both drawn from one seed, from two seeds, or one shard alone (the other is zero).
+# Nine students learn a network of 64 hidden units from its answers. Each has two shards of 32
+# units: both drawn from one seed, or from two seeds, or one shard alone (the other is zero).
 
 
 # %%
@@ -250,9 +247,9 @@ columns = ["two shards of 32", "student 1", "student 2", "student 3"]
 lesson.table(columns, rows, "error after 1,500 steps / variance of the answers")
 print(f"one seed instead of two: {error[0].mean() / error[1].mean():.1f} times the error")
 lesson.holds(torch.equal(W[::3, 0], W[::3, 1]), "1,500 steps later the twins have the same bits")
-lesson.holds(error[0].min() > 5 * error[1].max(), "twins cost more than 5 times the error")
+lesson.holds(error[0].min() > 5 * error[1].max(), "with twins the error is over 5 times as large")
 alone = (error[0] / error[2] - 1).abs().max()
-lesson.holds(alone < 0.3, "with twins, the layer is about as good as half of it")
+lesson.holds(alone < 0.3, "a layer of twins is about as good as half a layer")
 with torch.no_grad():
     units = torch.cat([W, V], -1).flatten(1, 2)  # (9, 64, 64)
     ranks = torch.linalg.matrix_rank(units, atol=1e-3).view(3, 3).T  # (ways, seeds)
@@ -260,40 +257,31 @@ rank_64 = (ranks[0] == 32).all() and (ranks[1] == 64).all()
 lesson.holds(rank_64, "64 units with twins have rank 32, those of two seeds rank 64")
 
 # %% [markdown]
-# That is how to find twins in trained weights: a matrix of 64 units with 32 pairs of them has rank
-# 32. A check costs one line, and needs no second run to compare with.
+# This is also how you find twins in trained weights: a matrix of 64 units that are 32 pairs of
+# twins has rank 32. The check costs one line, and you need no second run to compare with.
 
 # %%
-fig = lesson.figure(8, 3)
-left, right = fig.subplots(1, 2)
-for y in range(3):
-    for x, number, color in ((0.2, copies[y], "tab:blue"), (-0.2, drawn[y], "tab:orange")):
-        label = f"{number:.1f} {'copies in memory' if x > 0 else 'random numbers a weight'}"
-        left.barh(y - x, number, 0.38, color=color)
-        left.text(number + 0.05, y - x, label, va="center", fontsize=8)
-left.set_yticks(range(3), WAYS), left.invert_yaxis()
-left.set(xlim=(0, 5), title="what meta saves")
-for i, (way, color) in enumerate(zip(ways, ("crimson", "seagreen", "gray"))):
-    for seed in range(3):
-        label = way if seed == 0 else None
-        right.semilogy(range(0, 1501, 100), [e[i, seed] for e in curve], color=color, label=label)
-right.set(xlabel="step", ylabel="error / variance", title="what twins cost"), right.legend()
+fig = lesson.figure()
+ax = fig.subplots()
+for i, way in enumerate(ways):
+    ax.semilogy(range(0, 1501, 100), [e[i].mean() for e in curve], label=way)
+ax.set(xlabel="step", ylabel="error / variance", title="mean error of three students"), ax.legend()
 lesson.save(fig, "23_initial")
 
 # %% [markdown]
 # ## Trap
-# Nothing fails when an initial value is wrong, and the loss falls: you would only wonder why your
-# model is a little worse than others'. Memory fresh from the system is often zero, and zero looks
-# harmless: rotary tables (cos and sin of each position, lesson 8) of zeros turn every query and key
-# into 0, and attention takes the plain mean of what came before. Buffers have no gradient, are not
-# in `parameters()`, and, when registered with `persistent=False`, are not in a checkpoint. Build in
-# deterministic mode once and look for NaN.
+# Nothing fails when an initial value is wrong, and the loss still falls: you only wonder why your
+# model is a little worse than everybody else's. Fresh memory from the system is often zero, and
+# zero looks harmless. But rotary tables (the cos and sin of each position, lesson 8) of zeros turn
+# every query and key into 0, and attention takes the plain mean of what came before. Buffers have
+# no gradient, are not in `parameters()`, and, when registered with `persistent=False`, are not in a
+# checkpoint either. Build in deterministic mode once, and look for NaN.
 #
-# Twins are as quiet. These students end with 9.2 times the error (8.6 to 12.6 with four seeds); of
-# its own two ranks the source says "not catastrophic". Draw the whole matrix and cut it, as
-# `init_sharded` does (machinery/build.py), and there is nothing to remember. That costs memory for
-# one whole matrix at a time. (A generator for each block of numbers, seeded by the seed, the
-# weight's name and the block's number, does without: a rank draws the blocks that it has.)
+# Twins are just as quiet. These students end with 9.2 times the error (8.6 to 12.6 with four
+# seeds); the source calls its own two ranks "not catastrophic". Draw the whole matrix and cut it,
+# as `init_sharded` does (machinery/build.py), and there is nothing to remember. The price is memory
+# for one whole matrix at a time. (You can avoid even that: give each block of numbers a generator
+# seeded by the seed, the weight's name and the block's number. Each rank draws the blocks it has.)
 #
 # ## Exercise
 # `exercises/ex23.py`: bring any model from meta to a device. `python course/check.py 23`

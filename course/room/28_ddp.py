@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 28. Data parallel: average the gradients, and share what is kept
 #
-# **Question.** Each rank has a copy of the model and its own rows. Which ways of averaging the
-# gradients are right? And if the ranks keep one copy together: what does each stage of ZeRO save,
-# and what does it send?
+# **Question.** Each rank has a copy of the model and rows of its own. Which ways of averaging the
+# gradients are right? And if the ranks keep one copy between them: what does each stage of ZeRO
+# save, and what does it send?
 #
 # **Afterwards** you can write a data-parallel wrapper that exchanges gradients while the backward
 # pass runs, and a sharded optimizer, and test both for the mistakes that raise no error.
@@ -11,8 +11,8 @@
 # Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
 # optimizations, two listings, ring all-reduce), "Zero Redundancy Optimizer (ZeRO)";
 # *Armazenamento*, "Checkpoints fragmentados/distribuídos". Core files: `train.py`, `take_steps`;
-# `optim.py`, `sum_over_ranks`; `machinery/build.py`, `shard`. Before: lesson 27. Next: lesson 29.
-# Takes 12 seconds on two cores.
+# `optim.py`, `sum_over_ranks`; `machinery/build.py`, `shard`. Before: lesson 10.
+# Next: lesson 29. Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -28,7 +28,7 @@ LOG = []  # for each exchange, the bytes that this rank sends in a ring
 lesson.begin(28, "data parallel")
 
 
-# 1: for each rank to get the sum of its part, or all parts; 2: both
+# 1 time: each rank gets the sum of its part, or it gets all parts; 2 times: both
 def count(times, t):
     world = dist.get_world_size()
     LOG.append(times * t.nbytes * (world - 1) // world)
@@ -36,16 +36,16 @@ def count(times, t):
 
 # %% [markdown]
 # ## Average after the backward pass
-# Several processes (*ranks*) train one model. An *all-reduce* replaces a tensor on each rank by the
-# sum over all ranks. A wrapper makes the weights equal once. From then on, equal gradients keep
-# equal weights equal, so only gradients travel. A frozen weight has none; a weight that two layers
-# share (a tied one) has one.
+# Several processes (*ranks*) train one model. An *all-reduce* replaces a tensor on each rank with
+# the sum over all ranks. A wrapper makes the weights equal once. From then on, equal gradients keep
+# equal weights equal, so only gradients travel. A frozen weight has no gradient; a weight that two
+# layers share (a tied one) has one.
 #
-# `Naive` averages the gradients one by one, in `finish`, which is called between the last backward
+# `Naive` averages the gradients one by one in `finish`, which you call between the last backward
 # pass of a step and the optimizer's step. A step may have several backward passes, one for each
 # *micro-batch*, whose gradients add up; `require_backward_grad_sync` is False for all but the last.
-# (The source and PyTorch's own wrapper have a switch of the same name, which `no_sync` sets.)
-# `attach` is where other wrappers register their hooks.
+# (The source and PyTorch's own wrapper have a switch of the same name, which `no_sync` sets.) In
+# `attach`, the other wrappers will register their hooks.
 
 
 # %%
@@ -57,7 +57,7 @@ class Naive(nn.Module):
         self.require_backward_grad_sync = True
         self.params = [p for p in module.parameters() if p.requires_grad]
         for p in module.parameters():
-            dist.broadcast(p.data, 0)  # all begin with the weights of rank 0
+            dist.broadcast(p.data, 0)  # all start from the weights of rank 0
         for p in self.params:
             self.attach(p)
 
@@ -82,17 +82,17 @@ class Naive(nn.Module):
 
 # %% [markdown]
 # ## During the backward pass
-# The last layer's gradients are there long before the first layer's. A *hook* is a function that
-# autograd calls at some moment; `register_post_accumulate_grad_hook` calls it when `p.grad` is
-# complete. `Overlapped` sends each gradient then, while the backward pass goes on, and waits for
-# the sums in `finish`.
+# The last layer's gradients are ready long before the first layer's. A *hook* is a function that
+# autograd calls at a certain moment; one registered by `register_post_accumulate_grad_hook` is
+# called when `p.grad` is complete. `Overlapped` sends each gradient at that moment, while the
+# backward pass goes on, and waits for the sums in `finish`.
 #
-# Many small messages are slow. So in `Bucketed` all gradients lie end to end in one flat tensor,
-# each `p.grad` is a view of its place there, and slices of equal size (*buckets*) are sent when
-# they are full. The view does not stay: `optimizer.zero_grad()` sets `p.grad` to None, by default,
-# and the next backward pass puts a fresh tensor there. `adopt` takes such a gradient back into its
-# place. `StaleBuckets` is the same class without it. (A weight that gets no gradient in some step
-# would leave its bucket unsent: PyTorch's wrapper asks for `find_unused_parameters` then.)
+# Many small messages are slow. So `Bucketed` lays all gradients end to end in one flat tensor,
+# makes each `p.grad` a view of its place there, and sends slices of equal size (*buckets*) as they
+# fill up. The view does not last: by default, `optimizer.zero_grad()` sets `p.grad` to None, and
+# the next backward pass puts a fresh tensor there. `adopt` takes such a gradient back into its
+# place. `StaleBuckets` is the same class without it. (If some weight gets no gradient in a step,
+# its bucket is never sent: for that case PyTorch's wrapper has `find_unused_parameters`.)
 
 
 # %%
@@ -144,9 +144,9 @@ class StaleBuckets(Bucketed):
 
 
 # %% [markdown]
-# The source has two listings. Both call an averaging function from a hook; nothing is left for the
-# end. The hook of the first belongs to the tensor and gets the gradient of *this* backward pass.
-# (That of the second is handed the *parameter*, and so averages weights.)
+# The source has two listings. Both call an averaging function from a hook and leave nothing for the
+# end. The first registers its hook on the tensor, where it gets the gradient of *this* backward
+# pass. (The second's hook is handed the *parameter*, and so averages the weights.)
 
 
 # %%
@@ -165,9 +165,9 @@ class TensorHook(Naive):
 # %% [markdown]
 # ## One copy for all: ZeRO
 # In data parallelism all ranks keep the same things. In fp32, P parameters take 4 P bytes, their
-# gradients 4 P, AdamW's moments (the running means of the gradient and of its square) 8 P. Stage 1
-# of ZeRO shards the moments over N ranks, stage 2 the gradients too, stage 3 the weights too; stage
-# 0 is plain data parallelism. Each rank holds
+# gradients 4 P, and AdamW's moments (the running means of the gradient and of its square) 8 P.
+# Stage 1 of ZeRO shards the moments over N ranks, stage 2 the gradients as well, and stage 3 also
+# the weights; stage 0 is plain data parallelism. Each rank holds
 #
 #     stage   weights   gradients   moments   sent in a step, (N - 1) / N times
 #     0       4 P       4 P         8 P       8 P
@@ -175,15 +175,15 @@ class TensorHook(Naive):
 #     2       4 P       4 P / N     8 P / N   4 P, and 4 P for each micro-batch
 #     3       4 P / N   4 P / N     8 P / N   12 P for each micro-batch
 #
-# and sends what stands in the last column. (In mixed precision it is 2 P, 2 P and 12 P: the fp32
-# weights that are updated count as state of the optimizer. 7.5B parameters on 64 ranks then take
-# 120, 31.4, 16.6 and 1.9 GB: the example of the paper, ZeRO 2019.)
+# and sends what the last column says. (In mixed precision they take 2 P, 2 P and 12 P, because the
+# fp32 weights that are updated count as optimizer state. 7.5B parameters on 64 ranks then take 120,
+# 31.4, 16.6 and 1.9 GB: the example in the paper, ZeRO 2019.)
 #
-# *Stage 1*: a parameter has one owner. It alone gets the mean of its gradients (a *reduce*), keeps
-# its moments, updates it, and tells the others. To a training loop this looks like any optimizer,
-# `param_groups` included, into which a schedule writes the learning rate. Which rank owns what must
-# come out the same on all ranks, without asking; here, layers (matrix and bias) take turns, which
-# is even if all are alike.
+# *Stage 1*: each parameter has one owner. The owner alone gets the mean of its gradients (a
+# *reduce*), keeps its moments, updates it, and tells the others. To a training loop this looks like
+# any other optimizer, including `param_groups`, where a schedule writes the learning rate. All
+# ranks must agree on who owns what without asking each other. Here the ranks take turns, layer by
+# layer (matrix and bias), which is fair when all layers are alike.
 
 
 # %%
@@ -202,7 +202,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def step(self):
         for p, owner in self.owners().items():
             if owner != dist.get_rank():
-                p.grad = None  # then `local` passes it over, and makes no state for it
+                p.grad = None  # so `local` skips it, and makes no state for it
         self.local.step()
         for p, owner in self.owners().items():
             dist.broadcast(p.data, owner)
@@ -211,10 +211,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 # %% [markdown]
 # *Stages 2 and 3*: a *unit* holds the parameters of a layer end to end, cut into one equal shard
-# per rank; a rank updates its own. An all-reduce is a *reduce-scatter* (each rank gets the sum of
-# *its* shard) and an *all-gather* (everybody gets all shards). ZeRO takes the two apart and updates
-# in between. In a ring, a rank sends (N - 1) / N of the tensor in each. Checkpoints follow: every
-# rank writes its own shard. (`machinery/build.py` calls PyTorch's `fully_shard`, which is stage 3.)
+# per rank, and each rank updates its own. An all-reduce consists of a *reduce-scatter* (each rank
+# gets the sum of *its* shard) and an *all-gather* (every rank gets all shards). ZeRO takes the two
+# apart and updates in between. In a ring, a rank sends (N - 1) / N of the tensor in each.
+# Checkpoints follow the same cut: each rank writes its own shard. (`machinery/build.py` calls
+# PyTorch's `fully_shard`, which is stage 3.)
 
 
 # %%
@@ -223,12 +224,12 @@ class Unit:
         self.params = [*layer.parameters()]
         self.stage = stage
         self.flat = nn.utils.parameters_to_vector(self.params).detach()
-        nn.utils.vector_to_parameters(self.flat, self.params)  # they are views of it from here on
+        nn.utils.vector_to_parameters(self.flat, self.params)  # from here on they are views of it
         mine = self.flat.chunk(dist.get_world_size())[dist.get_rank()]
         self.mine = nn.Parameter(mine.clone() if stage == 3 else mine)
-        for p in self.params:  # gradients leave as they come
+        for p in self.params:  # gradients leave as they arrive
             p.register_post_accumulate_grad_hook(self.hook)
-        if stage == 3:  # weights come before use, and go
+        if stage == 3:  # weights arrive before use, and leave after it
             self.free()
             layer.register_forward_pre_hook(self.gather)
             layer.register_forward_hook(self.free)
@@ -258,17 +259,17 @@ class Unit:
 
 # %% [markdown]
 # ## Eight ways, five steps
-# Two ranks, each with half of the rows, in k = 1 or k = 2 micro-batches, and as the judge one
-# process that sees all rows. In the first table, "error, 2" is the distance to that process for
-# k = 2, "apart, 2" that of the two ranks. "early" counts the exchanges begun before the backward
-# pass ends.
+# Take two ranks, each with half of the rows, in k = 1 or k = 2 micro-batches; the judge is a single
+# process that sees all rows. In the first table, "error, 2" is the distance from that process for
+# k = 2, and "apart, 2" the distance between the two ranks. "early" counts the exchanges that start
+# before the backward pass ends.
 
 
 # %%
 WAYS = {way.__name__: way for way in (Naive, Overlapped, Bucketed, StaleBuckets, TensorHook)}
 
 
-# bytes of weights, gradients and moments that are here now
+# bytes of weights, gradients and moments that this rank holds now
 def held(layers, optimizer):
     tensors = {*layers.parameters(), *optimizer.param_groups[0]["params"]}
     storages = [t.untyped_storage() for t in tensors]
@@ -278,7 +279,7 @@ def held(layers, optimizer):
     return weights, gradients, sum(t.nbytes for t in states)
 
 
-# -> weights after five steps; of the last one: log, exchanges before its end, what was held then
+# -> weights after five steps; of the last step: log, exchanges before its end, what was held then
 def train(way, rank, world, k=1):
     torch.manual_seed(rank if way in WAYS else 0)  # a wrapper makes the weights equal
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(31, 31), nn.Tanh()) for _ in range(4)))
@@ -299,7 +300,7 @@ def train(way, rank, world, k=1):
         if way in WAYS:
             model.finish()
         for p, owner in optimizer.owners().items() if way == 1 else ():
-            dist.reduce(p.grad, owner)  # who alone needs the mean
+            dist.reduce(p.grad, owner)  # the owner alone needs the mean
             p.grad /= world
             count(1, p.grad)
         optimizer.step()
@@ -321,7 +322,7 @@ size = alone.nbytes  # of the weights, and of the gradients
 far = lambda a, b: (a - b).abs().max().item()
 
 
-# distances of a weight to one process and to the other rank, for k = 1 and k = 2
+# distances of a weight from one process and from the other rank, for k = 1 and k = 2
 def off(way):
     pairs = [(first[way, k][0], second[way, k][0]) for k in (1, 2)]
     return [far(x, alone) for x, _ in pairs] + [far(*pair) for pair in pairs]
@@ -356,14 +357,14 @@ lesson.holds(shares == planned, "bytes held and sent are those of the list above
 # %% [markdown]
 # ## Why buckets
 # Inside an all-reduce the N ranks form a ring. Each sends 2 (N - 1) messages of S / N bytes to the
-# next rank (the exercise asks how), and none can be sent before the one before has arrived. A
-# message costs a fixed time alpha, and a time per byte, 1 / beta. With k exchanges of S bytes in
-# all:
+# next rank (the exercise asks how), and each message must wait for the one before it to arrive. A
+# message costs a fixed time alpha, plus 1 / beta for each byte. With k exchanges of S bytes in all:
 #
 #     t = k 2 (N - 1) alpha + 2 (N - 1) / N S / beta
 #
-# Many small ones pay alpha, one big one cannot begin before the backward pass ends. Take the 345M
-# model of the source, a backward pass of 200 ms, messages of 5 us, and 50 GB/s (assumed figures).
+# Many small exchanges pay alpha again and again; a single big one cannot start before the backward
+# pass ends. Take the source's 345M model, a backward pass of 200 ms, 5 us a message, and 50 GB/s
+# (assumed figures).
 
 # %%
 backward_s = 0.2
@@ -373,7 +374,7 @@ with torch.device("meta"):
     tensor_bytes = [4 * p.numel() for p in GPT(PRESETS["biatron-345m"].model).parameters()][::-1]
 
 
-# -> (start, end) of each in seconds; a gradient is ready after its share of the pass
+# -> (start, end) of each, in seconds; a gradient is ready after its share of the pass
 def exchanges(sizes, nodes, overlap=True):
     ready = 0.0
     free = 0.0
@@ -396,18 +397,18 @@ plans["one bucket"] = [total], True
 waits = []
 fig = lesson.figure(8, 4)
 ax = fig.subplots()
+ax.axvspan(0, 1e3 * backward_s, color="lightgray")
 for y, (sizes, overlap) in enumerate(plans.values()):
     spans = [(1e3 * a, 1e3 * (b - a)) for a, b in exchanges(sizes, 128, overlap)]
-    waits.append(sum(spans[-1]) - 1e3 * backward_s)
-    ax.broken_barh([(0, 1e3 * backward_s)], (y - 0.35, 0.3), color="lightgray")
-    ax.broken_barh(spans, (y, 0.3), color=f"C{y}", edgecolor="white", linewidth=0.05)
-    ax.text(sum(spans[-1]) + 5, y + 0.15, f"+ {waits[y]:.0f} ms", va="center", color=f"C{y}")
+    end = sum(spans[-1])
+    waits.append(end - 1e3 * backward_s)
+    ax.broken_barh(spans, (y - 0.2, 0.4), color=f"C{y}")
+    ax.text(end + 5, y, f"+ {waits[y]:.0f} ms", va="center")
 ax.set_yticks(range(len(plans)), plans), ax.invert_yaxis()
-ax.set(xlim=(0, 650), xlabel="ms", title="a backward pass (gray) and its exchanges, 128 nodes")
+ax.set(xlim=(0, 650), xlabel="ms", title="exchanges on 128 nodes, and the backward pass (gray)")
 lesson.save(fig, "28_ddp")
-lesson.arithmetic(
-    max(waits[2:4]) < waits[4] / 10, "in buckets: less than a tenth of the wait for one"
-)
+short = max(waits[2:4]) < waits[4] / 10
+lesson.arithmetic(short, "in buckets: less than a tenth of the wait for a single exchange")
 
 # %% [markdown]
 # On 128 nodes the exchange of one tensor is mostly alpha: `Overlapped` is still sending when a
@@ -415,12 +416,13 @@ lesson.arithmetic(
 # larger.
 #
 # ## What else is in memory, and what else can be cut
-# There is a fourth thing, which no stage of ZeRO shards: what the forward pass keeps for the
-# backward pass, the *activations*. Korthikanti et al. (2022, "Reducing Activation Recomputation in
-# Large Transformer Models") count 34 bytes per token, channel and layer in bf16; if each layer's
-# forward pass is done again during the backward pass, only its input is kept: 2 bytes. A model of
-# 70B parameters (80 layers of 8,192 channels) on 512 GPUs with ZeRO-3 has 2 GB of states on each,
-# and the activations of one row of 4,096 tokens are 91 GB. So ZeRO is combined with other cuts:
+# There is a fourth thing in memory, which no stage of ZeRO shards: the *activations*, which the
+# forward pass keeps for the backward pass. Korthikanti et al. (2022, "Reducing Activation
+# Recomputation in Large Transformer Models") count 34 bytes per token, channel and layer in bf16.
+# If you repeat each layer's forward pass during the backward pass, you only keep its input: 2
+# bytes. A model of 70B parameters (80 layers of 8,192 channels) on 512 GPUs with ZeRO-3 has 2 GB of
+# states on each, and the activations of one row of 4,096 tokens are 91 GB. This is why ZeRO is
+# combined with other cuts:
 #
 # - tensor (TP, lesson 29) cuts channels and heads, and sends activations, 4 times a layer;
 # - sequence (SP, lesson 29) cuts positions between the matrices, for the same bytes as TP;
@@ -429,20 +431,20 @@ lesson.arithmetic(
 # - expert (EP, lesson 29) cuts experts, and sends tokens, 4 times a layer.
 #
 # ## Trap
-# The wrong ways train, and none raises an error. Each averages a tensor that is not the gradient
-# any more, or not yet: `StaleBuckets` sends a flat tensor that no `p.grad` lies in since the first
-# `zero_grad()`. `TensorHook` gets the last micro-batch's gradient alone; the sum of the earlier
-# ones differs from rank to rank. The first passes a test that calls
-# `zero_grad(set_to_none=False)`, the second one that trains with one micro-batch. Average `p.grad`,
-# ask where it lies, and test that the ranks are equal, bit for bit.
+# The wrong ways train, and none raises an error. Each averages a tensor that is no longer the
+# gradient, or not yet. `StaleBuckets` sends a flat tensor that no `p.grad` has been a part of since
+# the first `zero_grad()`. `TensorHook` gets the last micro-batch's gradient alone; the sum of the
+# earlier ones differs from rank to rank. The first passes a test that calls
+# `zero_grad(set_to_none=False)`, the second one that trains with a single micro-batch. Average
+# `p.grad`, check where it lies in memory, and test that the ranks are equal, bit for bit.
 #
-# With ZeRO there is one more: a rank that clips gradients by the norm of what *it* holds uses
-# another factor than its neighbour. Only the squared norms of all shards add up to that of the
-# gradient. And accumulation saves traffic in plain data parallelism, not in stages 2 and 3: they
-# have no room for whole gradients, so they exchange those of every micro-batch.
+# ZeRO adds one more. A rank that clips gradients by the norm of what *it* holds uses another factor
+# than its neighbor: only the squared norms of all shards add up to that of the gradient. And
+# accumulation saves traffic in plain data parallelism but not in stages 2 and 3, which have no room
+# for whole gradients, and so exchange those of every micro-batch.
 #
-# This trainer sums after backward: its model is one compiled graph, so nothing overlaps. Its loss
-# is divided by the targets of all ranks, which makes the sum the mean.
+# This trainer sums after the backward pass: its model is one compiled graph, so nothing overlaps.
+# Its loss is divided by the targets of all ranks, which makes the sum the mean.
 #
 # ## Exercise
 # `exercises/ex28.py`: the ring all-reduce. `python course/check.py 28`

@@ -4,36 +4,35 @@
 # **Afterwards** you can watch a model's attention, switch a head off, and tell what a head looks at
 # from what the model uses it for.
 #
-# **Question.** A model copies: where a token (a piece of text: lesson 9) comes again, it expects
+# **Question.** A model copies: when a token (a piece of text: lesson 9) comes again, it expects
 # what followed it last time. Which parts do that, and how would you know?
 #
 # Source: Olsson et al. 2022, In-context Learning and Induction Heads. Core file: `model.py`
-# (`init_previous_token_head`, `key_offset`). Before: lesson 32. Next: lesson 34.
+# (`init_previous_token_head`, `key_offset`). Before: lesson 9. Next: lesson 34.
 # Takes 30 seconds on two cores.
 #
 # ## Look first
-# This lesson needs the model that `bash run.sh` trains, `runs/tiny`. Before you read on, run
+# This lesson needs the model that `bash run.sh` trains, `runs/tiny`. Before you read on, type
 #
 # `python eval.py look`
 #
 # and open the page that it names, `runs/tiny/look.html`. Spend ten minutes there:
 #
-# 1. The text is held-out Python; a dark token was a surprise. Click one, and read what the model
-#    had expected in its place.
-# 2. *How does the guess form?* Here the model is cut after each of its layers and asked for its
-#    guess: this is called the **logit lens**. After which layer does the right token come up?
-# 3. *Where does each head look?* Choose one that is called *previous token*, then one that is
-#    called *induction*. Click a name that comes again, and see what such a head looks at.
-# 4. *What is each part worth?* How much does the text cost if a head adds nothing?
+# 1. The text is held-out Python. A dark token came as a surprise: click one, and read what the
+#    model expected in its place.
+# 2. *How does the guess form?* Here the model is cut off after each of its layers and asked for its
+#    guess. This is called the **logit lens**. After which layer does the right token come up?
+# 3. *Where does each head look?* Choose a head labeled *previous token*, then one labeled
+#    *induction*. Click a name that comes again, and see where such a head looks.
+# 4. *What is each part worth?* How much more does the text cost when a head adds nothing?
 #
-# (docs/look.md explains each number.) The rest of this lesson makes steps 3 and 4 by hand.
+# (docs/look.md explains each number.) The rest of this lesson does steps 3 and 4 by hand.
 
 # %%
 import lesson  # first: it puts the project on the path
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 
 import torch
-from torch import Tensor
 
 import data
 import eval
@@ -53,21 +52,21 @@ run = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp
 # %% [markdown]
 # ## A window into attention
 # The fast kernel does not return its shares: how much of its attention a token gives to each
-# earlier one. So, for a while, put a slow one in its place. It returns the shares, and leaves
-# heads out of the sum if told to: they are *off*.
+# earlier one. So put a slow one in its place for a while. It returns the shares, and leaves heads
+# out of the sum if you tell it to: they are *off*.
 
 
 # %%
-@contextmanager
-def watched(off: tuple = ()):
-    """Yields a list that gets the shares (B, H, T, T) of each layer; the heads in `off`, pairs
-    (layer, head), add nothing."""
+@torch.no_grad()
+def look(model, ids, off=()):
+    """-> the loss in nats (B, T - 1) of each token but the first; the shares (B, H, T, T) of each
+    layer. The heads in `off`, pairs (layer, head), add nothing."""
     shares = []
     kernel = model_file.attend
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask) -> Tensor:  # (B, H, T, D) each
-        later = torch.ones(q.size(2), k.size(2), dtype=torch.bool).triu(1)
-        p = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
+    def attend(q, k, v, mask):  # (B, H, T, D) each
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        p = (scores + torch.full_like(scores, -torch.inf).triu(1)).softmax(-1)
         out = p @ v
         for layer, head in off:
             if layer == len(shares):
@@ -77,21 +76,14 @@ def watched(off: tuple = ()):
 
     model_file.attend = attend
     try:
-        yield shares
+        return model(ids[:, :-1], ids[:, 1:], reduction="none"), shares
     finally:
         model_file.attend = kernel
 
 
-@torch.no_grad()
-def look(model: GPT, ids: Tensor, off: tuple = ()) -> tuple[Tensor, list[Tensor]]:
-    """-> the loss in nats (B, T - 1) of each token but the first, the shares of each layer."""
-    with watched(off) as shares:
-        return model(ids[:, :-1], ids[:, 1:], reduction="none"), shares
-
-
-def habits(p: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares (B, H, T, T), ids (B, T) -> by head (H,): the mean share on the token before; the mean
-    share on what followed earlier copies of the token, where there are any."""
+def habits(p, ids):
+    """Shares (B, H, T, T), ids (B, T) -> for each head (H,), the mean share on the token before;
+    the mean share on what followed earlier copies of the token, where there are any."""
     i = torch.arange(p.size(-1))
     ids = ids[:, : len(i)]
     copied = (ids[:, :, None] == ids.roll(1, 1)[:, None]) & (i >= 1) & (i[:, None] - i >= 2)
@@ -99,8 +91,8 @@ def habits(p: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return p.diagonal(-1, 2, 3)[..., 1:].mean((0, 2)), after.mean(0)
 
 
-def again(rows: int, shortest: int, longest: int, length: int = T, vocab: int = VOCAB) -> tuple:
-    """Random tokens, none twice, and then the same over and over: ids (rows, length); which of the
+def again(rows, shortest, longest, length=T, vocab=VOCAB):
+    """Random tokens, all different, then the same ones over and over: ids (rows, length); which
     targets can be known. Each row repeats after its own number of tokens, shortest to longest."""
     period = torch.randint(shortest, longest + 1, (rows, 1))
     ids = torch.rand(rows, vocab).argsort(1).gather(1, torch.arange(length) % period)
@@ -110,12 +102,12 @@ def again(rows: int, shortest: int, longest: int, length: int = T, vocab: int = 
 # %% [markdown]
 # ## The model that you trained
 # `runs/tiny` has four layers of two heads. Here are their habits on 100 random tokens that come
-# twice: nothing but copying can tell what comes next there. And what each is worth: how many nats
-# more held-out text costs when it is off, and how many more the random tokens do when they come
-# again.
+# twice: only copying can tell what comes next there. And here is what each head is worth: how many
+# nats more the held-out text costs when the head is off, and how many more the random tokens cost
+# when they come again.
 
 # %%
-with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
+with redirect_stdout(None):  # one long line, on the checkpoint that it reads
     loaded = eval.load_model(run)
 tiny = loaded.model
 torch.manual_seed(0)
@@ -128,8 +120,8 @@ copied, maps = look(tiny, twice)
 lesson.holds((whole - plain).abs().max() < 1e-2, "watched, tiny has the same loss at every token")
 
 
-def cost(*off) -> tuple[float, float]:
-    """Nats more without these heads: of the held-out text, of the tokens that come again."""
+def cost(*off):
+    """Nats more without these heads: on the held-out text, on the tokens that come again."""
     more = look(tiny, text, off)[0] - whole, (look(tiny, twice, off)[0] - copied)[repeated]
     return more[0].mean().item(), more[1].mean().item()
 
@@ -150,15 +142,14 @@ lesson.holds(costs[0] < costs[first] / 2, "tiny's copying hardly needs the head 
 
 # %% [markdown]
 # ## How to find what followed
-# Keys and queries compare tokens. But what followed the last copy is an arbitrary token: what gives
-# it away is *the token before it*. So it takes two heads. One, in the first layer, looks at the
-# token before and writes it down; one in the second layer then looks for the place where its own
+# Keys and queries compare tokens. But what followed the last copy can be any token: what gives it
+# away is *the token before it*. So it takes two heads. One, in the first layer, looks at the token
+# before and writes it down. Another, in the second layer, then looks for the place where its own
 # token is written down: an **induction head**.
 #
-# Two small models of two layers learn to copy random tokens. Both begin as the models of this
-# project do: the first head looks at the token before from the start. In the text of *many
-# distances*, tokens come again after 8 to 24 of them; in that of *one distance*, always after
-# exactly 16.
+# Two small models of two layers learn to copy random tokens. Both begin as this project's models
+# do, with a first head that looks at the token before. In the text for *many distances*, the tokens
+# come again after 8 to 24 tokens; in the text for *one distance*, always after exactly 16.
 
 # %%
 shape = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=32, n_embd=64, mlp_hidden=64)
@@ -181,43 +172,37 @@ for name, periods in PERIODS.items():
 
 # %% [markdown]
 # ## A map is not a reason
-# Look at the maps of both (the figure): each has a head that looks at what followed the copy, and
-# both began with a head that looks at the token before. Now switch that head off.
+# Look at the maps of both models (in the figure): each has a head that looks at what followed the
+# copy, and each began with a head that looks at the token before. Now switch that one off.
 
 # %%
 rows = []
-nats_off = {}
 pictures = {}
-for name in models:
-    ids, known = exams[name]
-    for off in ((), ((0, 0),)):
+for name, (ids, known) in exams.items():
+    for off, part in (((), "whole"), (((0, 0),), "head 0 of layer 0 off")):
         nats, shares = look(models[name], ids, off)
         back = habits(shares[0], ids)[0][0]
         after = habits(shares[1], ids)[1]  # (H,)
-        if not off:
-            pictures[name] = shares[1][0, after.argmax()]
-        nats_off[name, len(off)] = nats[known].mean().item()
-        way = "head 0 of layer 0 off" if off else "whole"
-        rows.append((name, way, back.item(), after.max().item(), nats_off[name, len(off)]))
+        rows.append((name, part, back.item(), after.max().item(), nats[known].mean().item()))
+        pictures.setdefault(name, shares[1][0, after.argmax()])
 elsewhere, known = exams["many distances"]
 moved = look(models["one distance"], elsewhere)[0][known].mean().item()
 columns = ["model", "part", "on before", "on copy", "nats"]
 lesson.table(columns, rows, "the same maps, another cause")
 print(f"'one distance' on repeats after 8 to 24 tokens: {moved:.2f} nats")
 lesson.holds(min(row[3] for row in rows[::2]) > 0.35, "both models look at what followed the copy")
-needs, hardly = (nats_off[name, 1] - nats_off[name, 0] for name in models)
+needs = rows[1][4] - rows[0][4]
+hardly = rows[3][4] - rows[2][4]
 lesson.holds(needs > 2, "many distances: without its previous-token head it cannot copy, +2 nats")
-lesson.holds(
-    rows[1][3] < rows[0][3] / 2,
-    "many distances: without it, the copying heads do not find the place",
-)
+lost = rows[1][3] < rows[0][3] / 2
+lesson.holds(lost, "many distances: without it, the copying heads do not find the place")
 lesson.holds(hardly < needs / 4, "one distance: it needs that head less than a quarter as much")
 lesson.holds(moved > 2, "one distance: it cannot copy at another distance")
 
 # %% [markdown]
-# *One distance* counts 16 places back, and keeps a use for the head that looks back or not, as it
-# happens: without that head *one distance* has 0.02 nats (0.02 to 0.42 with four seeds), and the
-# other model 4.56 (4.56 to 4.81). (docs/look.md shows when such heads appear in a training.)
+# *One distance* counts 16 places back. Whether it still has a use for the head that looks back is a
+# matter of luck: without that head *one distance* has 0.02 nats (0.02 to 0.42 with four seeds), and
+# the other model 4.56 (4.56 to 4.81). (docs/look.md shows when such heads appear during training.)
 
 # %%
 layer, head = HEADS[first]
@@ -231,13 +216,14 @@ lesson.save(fig, "33_inside")
 # %% [markdown]
 # ## Trap
 # What a head is worth depends on which others are there. Two heads of `tiny` look at what followed
-# the copy. Each does some of the other's work, so to switch off one at a time says too little:
+# the copy. Each can do some of the other's work, so switching off one at a time tells you too
+# little:
 
 # %%
 both = cost(HEADS[first], HEADS[second])[1]
 alone = costs[first], costs[second]
 print(f"nats more on tokens that come again: {alone[0]:.2f}, {alone[1]:.2f}, both off {both:.2f}")
-lesson.holds(both > sum(alone), "both off cost more than the sum of each alone")
+lesson.holds(both > sum(alone), "both off cost more than each alone, added up")
 
 # %% [markdown]
 # ## Exercise

@@ -98,9 +98,8 @@ def read_questions(task: str, shots: int) -> list[Question]:
 
 def score(questions: list[Question], loaded: Trained, batch: int) -> Answered:
     """The nats of each question's answers."""
-    tuned = loaded.provenance.tuned
     pairs = [
-        encode_pair(loaded.tokenizer, question.query, f" {answer}", tuned)
+        encode_pair(loaded.tokenizer, question.query, f" {answer}", loaded.provenance.tuned)
         for question in questions
         for answer in question.choices
     ]

@@ -107,8 +107,7 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
 
     def written_by(path):
         player = load(path)
-        tuned = player.provenance.tuned
-        return continuations(player.model, player.tokenizer, asked, tuned, draws)
+        return continuations(player.model, player.tokenizer, asked, player.provenance.tuned, draws)
 
     written = {str(path): written_by(path) for path in paths} | human
     length = 4 * config.max_new_tokens  # characters

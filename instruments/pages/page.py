@@ -38,16 +38,26 @@ TEXTS = (AWKWARD, "it's 12345 I'LL \u0915\u094d\u0937\u093f x\u0301 \ufeff\x85\x
 BYTE_LEVEL = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def write(loaded: Trained, out: str, half: bool) -> None:
+def held_out_loss(loaded: Trained) -> float:
+    """Nats per token on the first held-out rows; NaN if they cannot be read."""
+    with suppress(UsageError, DataError):
+        manifest = loaded.data
+        batches = data.val_batches(manifest, 4, max(1, SCORED // manifest.row_len))
+        return score_text(loaded.model, batches, torch.from_numpy(manifest.token_bytes()))[0]
+    return math.nan
+
+
+def write(loaded: Trained, out: str, half: bool, loss=held_out_loss, **shown) -> None:
     """Write the page, and if its weights are many a file with them beside it. out: the file, or a
-    folder for page.html; empty: that of the run. half: weights in fp16. Afterwards the model has
-    the weights of the page."""
+    folder for page.html; empty: that of the run. half: weights in fp16. loss: a model's, in nats
+    per token of held-out text. shown: `name` or `prompts`, in place of the model's own. Afterwards
+    the model has the weights of the page."""
     file = page_file(out, loaded.run_dir, "page.html")
     facts = facts_of(loaded)
     form = "fp16" if half else "int8"
-    before = held_out_loss(loaded)
+    before = loss(loaded)
     tensors = [*rounded(loaded.model, half)]
-    cost = held_out_loss(loaded) - before
+    cost = loss(loaded) - before
     paid = "what it costs is not known, as the held-out text cannot be read"
     if not math.isnan(cost):
         paid = f"{cost:+.5f} nats per token of held-out text"
@@ -64,6 +74,7 @@ def write(loaded: Trained, out: str, half: bool) -> None:
         form=form,
         tensors=[shape for *shape, _ in tensors],
         weights=dict(bytes=len(content), mark=mark, file=beside),
+        **shown,
     )
     weights = base64.b64encode(b"" if beside else content).decode()
     disk.write_text(file, filled("page.html", tree=tree, weights=weights))
@@ -92,15 +103,6 @@ def rounded(model: GPT, half: bool) -> Iterator[tuple[str, int, int, bytes]]:
             *rows.shape,
             b"".join(array.numpy().tobytes() + bytes(-array.nbytes % 4) for array in arrays),
         )
-
-
-def held_out_loss(loaded: Trained) -> float:
-    """Nats per token on the first held-out rows; NaN if they cannot be read."""
-    with suppress(UsageError, DataError):
-        manifest = loaded.data
-        batches = data.val_batches(manifest, 4, max(1, SCORED // manifest.row_len))
-        return score_text(loaded.model, batches, torch.from_numpy(manifest.token_bytes()))[0]
-    return math.nan
 
 
 def facts_of(loaded: Trained) -> list[str]:

@@ -103,7 +103,7 @@ def continuations(
     for place, prompt in enumerate(prompts):
         ids, stop = prompt_ids(prompt, tokenizer, tuned)
         batches[len(ids)][place] = ids
-    texts = {}
+    texts = [""] * len(prompts)
     for length, batch in batches.items():
         out = model.generate(  # (n, T + new)
             torch.tensor([*batch.values()], device=device),  # (n, T)
@@ -116,4 +116,4 @@ def continuations(
         )
         for place, row in zip(batch, out[:, length:].tolist()):
             texts[place] = tokenizer.decode(takewhile(lambda i: i != stop, row))
-    return [texts[place] for place in sorted(texts)]
+    return texts

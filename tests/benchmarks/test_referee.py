@@ -76,8 +76,8 @@ def test_a_verdict_is_that_of_the_two_largest_sizes_beyond_luck():
     assert words(0.8, 1.25, 1.25) == "helps" and words(1.25, 0.8, 0.8) == "harms"
     pairs = (0.8, 1.25), (1.05, 1.25), (1.25, 1.05), (1.05, 1.05)
     assert {words(*pair) for pair in pairs} == {"no difference"}
-    one = rule.measure("tokens", of_seeds(1), of_seeds(1.25, 0.8))  # seed of two
-    assert one.word == "no difference"
+    seed_of_two = of_seeds(1.25, 0.8)
+    assert rule.measure("tokens", of_seeds(1), seed_of_two).word == "no difference"
 
 
 def test_a_bound_is_no_verdict():

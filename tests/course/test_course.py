@@ -4,7 +4,6 @@ lessons compute what the project does.
 The tests find the lessons by their names, so a new lesson is tested as soon as it is there.
 """
 
-import ast
 import doctest
 import math
 import re
@@ -207,8 +206,8 @@ k[0] = 1; return x + 300.0 => solved
 return [7] => f is [7], and should be of type ndarray: f(x=array [[1, 2, 3], [4, 5, 6]], int64,
 return x + 300 => f is of int64, and should be of float64
 return x[0] + 300.0 => f is of shape (3,), and should be of (2, 3)
-return (x > 1) * x * x + 300.0 => f[1, 2] is 336, and should be 306; 6 of 6 are wrong
-return (x / (x != 2)) + 300.0 => f[0, 1] is inf, and should be 302; 1 of 6 are wrong
+return (x > 1) * x * x + 300.0 => f[1, 2] is 336, and should be 306; 6 of 6 wrong
+return (x / (x != 2)) + 300.0 => f[0, 1] is inf, and should be 302; 1 of 6 wrong
 y = x * 0; y.reshape(-1)[:] = x.reshape(-1); return y + 300.0 => another layout
 return x * 100 / 100 + 300.0 => whole numbers of a small type
 """
@@ -269,16 +268,15 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path):
     solution.write_text(
         "def f(x):\n    return g(x) if x < 3 else 0\n\n"
         "def g(x):\n    'Doubles.'\n    return x + x\n\n"
+        "from edits import edits\nedit = edits(__file__)\n\n"
         "def wrong(x):\n    return x - 1\n"
     )
-    made = [*mutants.mutants(exercise, solution)]
-    of_f = ["`0` -> `1`", "`3` -> `4`", "`x < 3` -> `x <= 3`", "dropped"]
-    of_g = ["`x + x` -> `x - x`", "dropped"]
-    texts = [text for text, _ in made]
-    assert sorted(text.rpartition(": ")[2] for text in texts) == sorted(of_f + of_g)
-    assert sum(text.startswith("line 6: ") for text in texts) == len(of_g)
+    made = [*mutants.mutants(solution)]
+    of_f = ["`0` -> `1`", "`3` -> `4`", "`x < 3` -> `x <= 3`"]
+    of_g = ["`x + x` -> `x - x`", "dropped", "dropped"]
+    assert sorted(text.rpartition(": ")[2] for text, _ in made) == sorted(of_f + of_g)
     kept = [text for text, module in made if mutants.accepted(exercise, solution, module)]
-    assert sorted(text.rpartition(": ")[2] for text in kept) == of_f[:3]
+    assert sorted(text.rpartition(": ")[2] for text in kept) == of_f
 
 
 # ------------------------------------------------------------------------- 2. the lessons run
@@ -402,13 +400,9 @@ def test_the_gpt_of_lesson_5_is_that_of_model_py():
     from config import GPTConfig
     from model import GPT
 
-    tree = ast.parse((COURSE / "05_block.py").read_text())
-    keep = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    tree.body = [node for node in tree.body if isinstance(node, keep)]
-    theirs: dict = {"__name__": "lesson_5"}
-    exec(compile(tree, "05_block.py", "exec"), theirs)
+    theirs = lesson.names_of(5)
     torch.manual_seed(0)
-    small = theirs["GPT"](width=64, blocks=3, heads=4, base=100.0)
+    small = theirs.GPT(width=64, blocks=3, heads=4, base=100.0)
     shape = dict(n_layer=3, n_head=4, n_kv_head=4, head_dim=16, n_embd=64, mlp_hidden=256)
     plain = dict(qk_norm=False, embed_norm=False, logit_softcap=0.0, rope_theta=100.0)
     ours = GPT(GPTConfig(seq_len=64, vocab_size=256, **shape, **plain))
@@ -421,9 +415,8 @@ def test_the_gpt_of_lesson_5_is_that_of_model_py():
             weight.copy_(torch.randn_like(weight) * weight.size(1) ** -0.5)
         ours.load_state_dict(small.state_dict())
         pieces = torch.randint(256, (4, 65))
-        bits = float(theirs["bits"](small, pieces))
-        loss = float(ours(pieces[:, :-1], pieces[:, 1:]))
-    assert abs(bits * math.log(2) - loss) < 1e-5
+        bits = float(theirs.bits(small, pieces))
+        assert abs(bits * math.log(2) - float(ours(pieces[:, :-1], pieces[:, 1:]))) < 1e-5
 
 
 # ----------------------------------------------------------------------------- 4. as a notebook

@@ -6,9 +6,12 @@ import re
 from types import SimpleNamespace
 
 import lesson
+import own_page
 import pytest
 import spine
+import torch
 import yours
+from test_page import ask
 from trial import trial
 
 SOLUTIONS = lesson.COURSE / "solutions"
@@ -124,7 +127,23 @@ def test_the_last_model_is_kept_and_writes_and_answers(small, monkeypatch, capsy
     monkeypatch.setattr(spine, "CHAT_STEPS", 2)
     monkeypatch.setattr(yours.sys, "stdin", io.StringIO("Hello\n\nWho are you?\n"))
     assert yours.main(["--chat", *folder]) == 0
-    assert len(re.findall("^  ", capsys.readouterr().out, re.M)) == 2
+    shown = capsys.readouterr().out
+    assert shown.count("\n  ") == 4 and "ex05" in shown  # no GPT, so no page
+
+
+@pytest.mark.parametrize("only", [{*spine.PARTS}, {5}])
+def test_the_model_is_a_page_that_computes_what_the_parts_compute(small, monkeypatch, only):
+    """In node, where it opens only if its ids and numbers are those of its model."""
+    monkeypatch.setattr(spine, "CHAT_STEPS", 2)
+    parts, have, _ = small(only)
+    spine.run(parts, have, 1, 0)
+    model = spine.chat(parts, have | {"chat"}, spine.last(), 0)
+    for weight in model.weights.values():  # behind which nothing hides
+        weight.data = torch.randn_like(weight) * weight.size(1) ** -0.5
+    assert own_page.write(model, "Counter", "mine") is None
+    assert ask(lesson.OUT / "yours_chat.html") == [{}]
+    monkeypatch.setattr(model, "scores", lambda ids: 1.0)
+    assert own_page.write(model, "Counter", "mine").startswith("no page")
 
 
 def test_a_run_keeps_its_number_if_it_cannot_write(small, capsys, monkeypatch):

@@ -97,8 +97,7 @@ def export_model(tokenizer, tmp_path, monkeypatch):
         loaded = Trained(EvalConfig(), path, provenance_of(model, **identity | more), model)
         monkeypatch.setattr(models, "load_model", lambda *_: loaded)
         monkeypatch.setattr(Trained, "data", manifest)
-        config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / out))
-        return export.export(config)
+        return export.export(export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / out)))
 
     return export_model
 
@@ -305,9 +304,8 @@ def test_the_folder(export_model):
     batch = theirs(["def", "def name_1(x)"], padding=True)  # on the left, as generation needs it
     assert batch["attention_mask"][0][0] == 0 and batch["input_ids"][0][-1] != 0
     assert theirs.chat_template is None and theirs.split_special_tokens  # it is not tuned
-    card = (folder / "README.md").read_text()
     for words in ("7 steps, 7,000 tokens", "| text | `stdlib` |", "it does not answer"):
-        assert words in card
+        assert words in (folder / "README.md").read_text()
 
 
 def test_what_was_exported_before_its_class_was_known_is_read(export_model, monkeypatch):

@@ -495,9 +495,8 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     begin = [word for word in begin if word not in ("--lr", "1e-4")]
     said = quietly(train.main, *begin, "--run_dir", here / "again", "--init_from", out)
     assert "an export of this program" in said
-    ends = logged(here / "run", "val_loss")[-1]
-    begins = logged(here / "again", "val_loss")[0]
-    assert begins == pytest.approx(ends, abs=1e-5)
+    ends = pytest.approx(logged(here / "run", "val_loss")[-1], abs=1e-5)
+    assert logged(here / "again", "val_loss")[0] == ends
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_built(begun, texts, tmp_path):

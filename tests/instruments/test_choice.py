@@ -77,8 +77,7 @@ def test_the_verdict_in_words():
 def report(capsys, **measured) -> tuple[list[dict], str]:
     """The records of tasks whose nats are given, and what is printed."""
     capsys.readouterr()
-    records = list(choice.report(measured, 0))
-    return records, capsys.readouterr().out
+    return list(choice.report(measured, 0)), capsys.readouterr().out
 
 
 def test_norms_divide_by_characters(capsys):

@@ -123,8 +123,7 @@ def test_a_row_that_is_too_long_loses_its_beginning(capsys):
     """BOS goes, and the span moves; where it does not fit, it begins at 1."""
     assert has_means(scored("mc", 48), MEANS["mc"])
     assert "arc_easy: 3 items lose their first" in capsys.readouterr().out
-    cropped = [[5.1921, 5.6207], [5.3207, 5.1707], [4.9284, 5.1592]]
-    assert has_means(scored("schema", 48), cropped)
+    assert has_means(scored("schema", 48), [[5.1921, 5.6207], [5.3207, 5.1707], [4.9284, 5.1592]])
     rows = [[256, *text.encode()] for text in core.prompts(*TOY["schema"], 1)]
     assert [[*map(len, parts)] for parts in core.spans("schema", rows, 16)] == [[1, 15]] * 2
     for seq_len in (41, 39):
@@ -142,15 +141,13 @@ def test_an_answer_that_begins_another_has_an_empty_span_and_wins_only_as_the_fi
 
 
 def test_contexts_of_choices_keep_their_ends_and_those_of_lm_do_not():
-    piqa = replace(BY_NAME["piqa"], shots=0)
     item = choose(0, "Open it\n", "x", "y")
-    assert core.prompts(piqa, [item], 0)[0] == "Open it\n\nAnswer: x"
+    assert core.prompts(replace(BY_NAME["piqa"], shots=0), [item], 0)[0] == "Open it\n\nAnswer: x"
     language = replace(BY_NAME["bigbench_language_identification"], shots=0)
     item = choose(0, "Which? Answer: ", "A", "B")
     assert core.prompts(language, [item], 0)[1] == "Which? Answer:  B"
-    lambada = BY_NAME["lambada_openai"]
     item = core.Completion(" He said \n", "\nyes")
-    assert core.prompts(lambada, [item], 0) == ["He said", "He said \nyes"]
+    assert core.prompts(BY_NAME["lambada_openai"], [item], 0) == ["He said", "He said \nyes"]
 
 
 def test_a_prompt_that_is_no_prefix_of_that_with_the_answer():

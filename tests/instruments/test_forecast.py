@@ -108,8 +108,7 @@ def test_dollars_buy_the_depth_that_ends_lowest():
     losses = {}
     for other in range(1, 31):
         model = config.preset_of_depth(other).model
-        full = law.built(model).flops_per_token()
-        bought = forecast.SHARE * 989e12 * 25 * 3600 / full
+        bought = forecast.SHARE * 989e12 * 25 * 3600 / law.built(model).flops_per_token()
         losses[other] = law.predict("ClimbMix", law.weights_of("ClimbMix", model), bought)
         if other == depth:
             assert tokens * 1e9 == pytest.approx(bought, rel=0.02)
@@ -122,9 +121,8 @@ def test_an_estimate_is_the_share_of_the_peak_that_was_measured():
         forecast.SHARE * 989e12 / law.built(config.PRESETS["d12"].model).flops_per_token()
     )
     assert tokens_per_s == pytest.approx(537e3, rel=0.01)  # benchmarks/RESULTS.md
-    tokens = 1000 * 2**19
     hours = numbers_of("d12", "--gpu", "H100", "--steps", "1000")["hours"]
-    assert hours == pytest.approx(tokens / tokens_per_s / 3600, abs=0.01)
+    assert hours == pytest.approx(1000 * 2**19 / tokens_per_s / 3600, abs=0.01)
 
 
 def test_what_the_law_does_not_speak_of_has_no_loss():

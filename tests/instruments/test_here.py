@@ -35,8 +35,7 @@ def test_the_command_asks_for_the_run_that_was_planned(name):
     for depth in (1, 2, 5, 12):
         for tokens in (1e6, 2.9e6, 3e6, 5e7):
             run = choice.of_depth(on.preset, depth, tokens)
-            words = choice.words_of(run)
-            found = cli.parse("train.py", "train", words)
+            found = cli.parse("train.py", "train", choice.words_of(run))
             assert (found.model, found.train) == (run.model, run.train)
             took = run.train.steps * run.train.tokens_per_step
             assert abs(took - tokens) < run.train.tokens_per_step or run.train.steps == 1
@@ -202,8 +201,7 @@ def test_this_machine_is_timed_and_the_run_is_one_that_it_can_make(
     text = capsys.readouterr().out
     command = text.splitlines()[-1].strip()
     assert command.startswith("python train.py tiny ") and "bits per byte of stdlib" in text
-    words = shlex.split(command)[2:]
-    preset = cli.parse("train.py", "train", words)
+    preset = cli.parse("train.py", "train", shlex.split(command)[2:])
     assert preset.run.data_dir == str(small_data) and preset.run.run_dir == "runs/tiny_5m"
     assert f"`{command.removeprefix('python ')}`" in machines()[-1]
     on_one = ["plan", "--here", "--minutes", "1", "--data_dir", str(small_data)]
@@ -215,9 +213,8 @@ def test_this_machine_is_timed_and_the_run_is_one_that_it_can_make(
 def test_a_run_that_fails_says_why(small_data, monkeypatch):
     monkeypatch.setattr(choice, "STEPS", -1)
     preset = cli.parse("train.py", "train", ["tiny", "--data_dir", str(small_data)])
-    on = machine()._replace(preset=preset)
     with pytest.raises(UsageError, match="--steps"):
-        choice.time_run(on, 2, 1e6)
+        choice.time_run(machine()._replace(preset=preset), 2, 1e6)
 
 
 def test_a_finished_run_fills_in_its_line(trained_run, machines):

@@ -286,8 +286,7 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
     probe(torch.tensor(ids))
     below = torch.ones(T, T).tril().bool()
     seen = [probe.maps[head["layer"]][head["head"]][below] for head in heads]
-    kept = torch.tensor([*maps]) / 255
-    assert (kept - torch.cat(seen)).abs().max() <= 1 / 510 + 1e-6
+    assert (torch.tensor([*maps]) / 255 - torch.cat(seen)).abs().max() <= 1 / 510 + 1e-6
     parts = {(part["layer"], part["part"]) for part in found["parts"]}
     assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attn", "mlp")}
     size = torch.from_numpy(tokenizer.token_bytes)[ids]
@@ -334,8 +333,7 @@ def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
         page.keyboard.press("End")
         assert "comes next?" in text("#place")
 
-        heads = page.locator(".head")
-        assert heads.count() == len(found["heads"]) == 12
+        assert page.locator(".head").count() == len(found["heads"]) == 12
         page.click("[data-head='5'].head")
         name = lambda h: f"Layer {h['layer']}, head {h['head']}: {h['kind']}"
         assert text("#head h3") == name(found["heads"][5])
@@ -384,8 +382,7 @@ def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_pat
     )
     with opened(browser, tmp_path / "look.html") as page:
         page.wait_for_selector("body[data-ready]")
-        shown = page.locator("#text").text_content()
-        assert shown == "<|bos|>a\u6c49\\u202e\U0001f642\\xe4next?"
+        assert page.locator("#text").text_content() == "<|bos|>a\u6c49\\u202e\U0001f642\\xe4next?"
         assert page.locator(".part").count() == 3 + 3 + 4
         assert page.locator("#t3").get_attribute("aria-label") == "\\xb1, a part of \u6c49"
         page.click("#t4")

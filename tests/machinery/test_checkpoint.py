@@ -114,8 +114,7 @@ def rehash(path, **files):
 
 def at(step, identity=None, **facts):
     """What train.py saves beside the tensors."""
-    config = GPTConfig()
-    return Trainer(step=step, tokens=0, identity=identity or {}, model=config, **facts)
+    return Trainer(step=step, tokens=0, identity=identity or {}, model=GPTConfig(), **facts)
 
 
 def save(saver, step, *toy, **facts):

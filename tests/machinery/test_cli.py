@@ -49,8 +49,7 @@ LENGTHS = dict(steps=3, tokens="1M", epochs=0.5)
 
 @pytest.mark.parametrize("name", LENGTHS)
 def test_one_length_is_typed_and_overrides_the_presets(name):
-    typed = f"--{name}={LENGTHS[name]}"
-    train = parse(typed).train
+    train = parse(f"--{name}={LENGTHS[name]}").train
     assert {k: getattr(train, k) for k in LENGTHS if getattr(train, k)} == {name: LENGTHS[name]}
 
 

@@ -204,8 +204,7 @@ def test_a_difference_names_the_files_and_the_way_to_see_it():
     assert says(other) == f"model.py differs (git diff {'a' * 12} {'b' * 12} -- model.py)"
     assert says(edited) == "model.py differs (code.diff)"
     assert says(unknown) == "mine.py, model.py differ"
-    odd = Code(commit="b" * 40, files=a.files | {"$(x).py": "6" * 64})
-    assert "-- '$(x).py')" in says(odd)
+    assert "-- '$(x).py')" in says(Code(commit="b" * 40, files=a.files | {"$(x).py": "6" * 64}))
 
 
 def test_a_run_that_goes_on_under_other_code_says_so_once(

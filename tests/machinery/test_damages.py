@@ -172,8 +172,7 @@ def test_a_damaged_file_is_survived_or_named(file, program, damages, whole):
     for damage in damages(file, program):
         folder = Path(tempfile.mkdtemp(prefix="cell"))
         try:
-            path = copy(whole, folder, file)
-            DAMAGES[damage](path)
+            DAMAGES[damage](copy(whole, folder, file))
             code, said = ends(program, folder)
             wrong[damage] = problem(file, program, code, said)
         except Exception as error:

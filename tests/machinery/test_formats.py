@@ -152,9 +152,8 @@ SHORT = r"\A.{0,300}\Z"
 
 
 def test_a_name_that_is_none_does_not_fill_the_screen():
-    kind = dict[str, formats.Whole]
     with pytest.raises(DataError, match=SHORT):
-        checked(kind, {"x" * 10_000: "y" * 10_000}, "a.json")
+        checked(dict[str, formats.Whole], {"x" * 10_000: "y" * 10_000}, "a.json")
 
 
 def test_a_value_at_any_depth_is_one_sentence():
@@ -167,9 +166,8 @@ def test_a_value_at_any_depth_is_one_sentence():
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\u202e", "\ud800"])
 def test_a_name_is_one_line(name):
-    tree = dict(format=3, files=FILES | {name: "0a" * 32})
     with pytest.raises(DataError, match="files is"):
-        checked(formats.FileList, tree, "a.json")
+        checked(formats.FileList, dict(format=3, files=FILES | {name: "0a" * 32}), "a.json")
 
 
 def test_a_folder_whose_name_is_not_utf8_can_be_named():
@@ -181,8 +179,7 @@ def test_of_several_kinds_the_reason_is_that_of_the_one_that_was_meant():
     with pytest.raises(DataError, match="step is '3'"):
         checked(formats.ValidationLine | formats.Stamp, dict(step="3"), "a.json")
     with pytest.raises(DataError, match="val_bpb is 'x'"):
-        line = dict(step=1, tokens=1, val_loss=1.0, val_bpb="x")
-        checked(formats.METRICS, line, "a.json")
+        checked(formats.METRICS, dict(step=1, tokens=1, val_loss=1.0, val_bpb="x"), "a.json")
 
 
 def test_validations_before_val_rows_are_read():
@@ -191,8 +188,7 @@ def test_validations_before_val_rows_are_read():
 
 
 def test_what_json_lacks_is_left_out():
-    tree = dict(a=math.nan, b=-math.inf, c=None, d=[1.5], e=0)
-    assert tree_of(tree) == dict(d=[1.5], e=0)
+    assert tree_of(dict(a=math.nan, b=-math.inf, c=None, d=[1.5], e=0)) == dict(d=[1.5], e=0)
 
 
 # ------------------------------------------------------------------------------------ docs/disk.md

@@ -235,9 +235,8 @@ def test_a_bad_line_is_left_out_unless_a_file_begins_with_many(at, times, tmp_pa
     line, start = re.search(r", line (\d+)(?: after byte (\S+))?:", [*notes.lines()][0]).groups()
     rest = path.read_bytes()[int((start or "0").replace(",", "")) :]
     assert rest.splitlines()[int(line) - 1].decode() == BAD[0]
-    said = prepare_tiny(tmp_path / "d", "--source", f"files:{path}")
     note = f"{3 * times} {reading.NO_OBJECT} ({times / (100 + times):.1%} of all), for example"
-    assert f"note  {note} {path}, line" in said
+    assert f"note  {note} {path}, line" in prepare_tiny(tmp_path / "d", "--source", f"files:{path}")
 
 
 def test_an_array_is_read_whole(tmp_path, monkeypatch):
