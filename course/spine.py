@@ -427,13 +427,14 @@ class Chat(Run):
         return [END + 1 + i for i in self.tokens.encode(text.encode()).tolist()]
 
     def answer(self, question: str, seed: int, temperature=0.8) -> str:
+        """What the model says to a question, up to the end that it writes itself."""
         ids, _ = self.parts["render"]([("user", question)], self.encode)
         said = self.write(ids, T, seed, temperature)
         said = said[: said.index(END)] if END in said else said
         return self.tokens.decode([i - END - 1 for i in said if i > END])
 
     def name(self, seed: int) -> str | None:
-        """The name in the most frequent of 24 answers; None if that has not the form taught."""
+        """The name in the most frequent of 24 answers; None if that answer has another form."""
         said = Counter(self.answer(NAME_IT, seed + draw, 0.5) for draw in range(24))
         named = re.fullmatch(r"I would call it (\w+)\.?\s*", max(said, key=said.get))
         return named and named[1]

@@ -308,10 +308,8 @@ def speak(args: argparse.Namespace) -> int:
     name = model.name(args.seed)
     print(f"{spine.NAME_IT}\n  {f'I would call it {name}.' if name else '(it gave no name)'}")
     mine = f"{sum(row['yours'] for row in rows)} of {len(rows)} parts"
-    about = (
-        f"{mine} mine, {kept['steps']:,} steps on Python's library, {kept['bits']:.3f} bits per "
-    )
-    about += "byte; it has learned to answer questions like those above, and the rest is noise"
+    trained = f"{mine} mine, {kept['steps']:,} steps, {kept['bits']:.3f} bits per byte"
+    about = f"{trained}; it answers questions about Python's library like those above, no others"
     failed = own_page.write(model, name or "Nameless", about)
     if failed:
         print(wrapped(failed))

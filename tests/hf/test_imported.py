@@ -369,9 +369,8 @@ READ = "import sys; from hf.imported import *; s = ForeignModel(sys.argv[1]); s.
 def test_nobody_is_asked_for_the_code_that_a_file_names(llama, tmp_path):
     """By `_attn_implementation`, transformers would have `kernels` fetch and run it."""
     file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    tree = read_json(file)
     others = {"_attn_implementation", "_name_or_path", "architectures", "dtype", "bos_token_id"}
-    write_json(file, tree | dict.fromkeys(imported.ASIDE | others, "a/b"))
+    write_json(file, read_json(file) | dict.fromkeys(imported.ASIDE | others, "a/b"))
     about = tmp_path / "site" / "kernels-0.18.2.dist-info" / "METADATA"
     about.parent.mkdir(parents=True)
     about.write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
