@@ -44,7 +44,7 @@ def check_values(options) -> None:
         value = getattr(options, option.name)
         if option.type is Local and "://" in value:
             raise UsageError(f"--{option.name} is a URL, but must be a path on this machine")
-        if isinstance(value, (int, float)):
+        if isinstance(value, int | float):
             most = LARGEST if isinstance(value, int) else 1e30
             least, most = getattr(option.type, "__metadata__", (0, most))
             if not least <= value <= most:
@@ -80,6 +80,9 @@ class GPTConfig:
     """Hidden width of the MLP."""
     qk_norm: bool = True
     """RMSNorm on queries and keys, per head."""
+    qk_gain: bool = False
+    """Learned factors on queries and keys after that norm, one per channel of a head, shared by the
+    heads of a layer; as in the Qwen3 of others, from which they come (--init_from)."""
     embed_norm: bool = True
     """RMSNorm right after the embedding."""
     tie_embeddings: bool = False
@@ -126,7 +129,7 @@ class GPTConfig:
 
     def has_value_embed(self, layer: int) -> bool:
         """Alternate layers, the last one included."""
-        return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
+        return "value_embeds" in self.extras and (self.n_layer - layer) % 2 == 1
 
     def has_rope(self, layer: int) -> bool:
         return self.nope_every == 0 or (layer + 1) % self.nope_every != 0
@@ -159,9 +162,6 @@ class DataConfig:
     digits: Annotated[int, 1, 3] = 2
     """Most digits of a number in one token of a tokenizer that is trained; llama.cpp needs 1
     (docs/leave.md)."""
-    keep_marks: bool = False
-    """Likewise, keep vowel signs and other combining marks with their letters: fewer tokens for
-    Hindi, Tamil, Thai or vowelled Arabic."""
     dedup: Literal["none", "exact"] = "none"
     """exact: drop documents that are equal to an earlier one of their source. It takes a second
     pass over the text."""
@@ -371,11 +371,16 @@ def preset_of_depth(depth: int) -> Preset:
     batch = 2 ** round(19 + 0.383 * math.log2(weights / at_12))
     tokens = 1.02 * TOKENS_PER_WEIGHT * weights
     held_out = max(0.001, round(1e7 / tokens, 4))  # with 1M tokens, chance moves the loss by 1%
-    source = ("hf:karpathy/climbmix-400b-shuffle",)
-    data = DataConfig(source, tokens=f"{tokens / 1e9:.3g}B", val_fraction=held_out)
+    data = DataConfig(
+        ("hf:karpathy/climbmix-400b-shuffle",), tokens=f"{tokens / 1e9:.3g}B", val_fraction=held_out
+    )
     decay = round(0.28 * min(1, math.sqrt(batch / 2**19) * at_12 / weights), 3)
-    train = TrainConfig(tokens_per_step=batch, weight_decay=decay)
-    return Preset(model, data, train, RunConfig(eval_tokens=2_097_152))
+    return Preset(
+        model,
+        data,
+        TrainConfig(tokens_per_step=batch, weight_decay=decay),
+        RunConfig(eval_tokens=2_097_152),
+    )
 
 
 def in_stock_shape(preset: Preset) -> Preset:
@@ -483,36 +488,57 @@ def find_preset(word: str) -> Preset | None:
     return in_stock_shape(preset) if match[2] else preset
 
 
-# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours; and those
-# of ours that are gone, or that only some commands have.
-_FOREIGN = {
-    "--tokens_per_step (in tokens)": "batch_size global_batch_size total_batch_size",
-    "--micro_batch": "device_batch_size micro_batch_size per_device_train_batch_size",
-    "what --tokens_per_step makes of it": "gradient_accumulation_steps grad_accum",
-    "--lr_scale, or with --optimizer adamw --lr": "learning_rate max_lr",
-    "--steps": "max_iters max_steps num_iterations train_iters",
-    "--epochs": "num_train_epochs",
-    "--steps, as many as fit (docs/machines.md counts them)": "minutes",
-    "--warmup": "warmup_iters warmup_steps lr_warmup_iters",
-    "--schedule": "lr_scheduler_type lr_decay_style decay_lr",
-    "--final_lr (a fraction)": "min_lr",
-    "--grad_clip": "max_grad_norm clip_grad",
-    "--seq_len": "block_size seq_length max_seq_len sequence_len",
-    "--n_layer, or the preset: d12": "depth num_layers num_hidden_layers",
-    "--n_embd": "hidden_size d_model",
-    "--run_dir": "out_dir output_dir",
-    "--data_dir (prepare_data.py --source reads texts)": "dataset data_path",
-    "--prompt": "start",
-    "--max_new_tokens": "length max_length num_tokens",
-    "no option, as text is read about once": "dropout",
-    "--eval_every and --save_every": "eval_interval eval_steps save_interval save_steps",
-    "--dtype": "fp16 bf16 mixed_precision",
-    "--recompute": "gradient_checkpointing",
-    "--resume auto, the default: the same command goes on": "resume_from_checkpoint",
-    "--wandb": "wandb_log wandb_project report_to",
-    "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
-    "all 22, always; lm_eval asks any of them (docs/evaluation.md)": "tasks",
-    "an option of train.py --plan and of eval.py plan": "usd_per_hour",
-    "grep, in the text that was prepared": "find",
+# Options of nanoGPT, nanochat, litgpt, torchtitan, Megatron-LM, llama.cpp and the Trainer of
+# transformers, under ours; and those of ours that are gone, or that only some commands have.
+_FOREIGN = """
+--tokens_per_step (in tokens) <= batch_size global_batch_size total_batch_size train_batch_size
+--micro_batch <= device_batch_size local_batch_size micro_batch_size per_device_train_batch_size
+what --tokens_per_step makes of it <= gradient_accumulation_steps grad_accum
+--lr_scale, or with --optimizer adamw --lr <= learning_rate max_lr
+--steps <= max_iters max_steps num_iterations num_steps train_iters
+--epochs <= num_epochs num_train_epochs
+--tokens, or in eval.py sample --max_new_tokens <= max_tokens
+--steps, as many as fit (docs/machines.md counts them) <= minutes
+--warmup (in steps) <= warmup_iters warmup_ratio warmup_steps lr_warmup_iters
+--decay (a fraction of the run) <= lr_decay_iters warmdown_ratio
+--schedule <= lr_scheduler_type lr_decay_style decay_lr
+--final_lr (a fraction) <= min_lr final_lr_frac
+--head_lr <= unembedding_lr
+--grad_clip <= max_grad_norm max_norm clip_grad
+--seq_len <= block_size context_length ctx_size max_seq_len seq_length sequence_len sequence_length
+--n_layer, or the preset: d12 <= depth n_layers num_layers num_hidden_layers
+--n_embd <= hidden_size d_model
+--n_head <= n_heads num_heads num_attention_heads
+--n_kv_head <= n_kv_heads num_key_value_heads n_query_groups
+--mlp_hidden <= intermediate_size
+--run_dir <= out_dir output_dir
+--name <= run_name model_tag
+--data_dir (prepare_data.py --source reads texts) <= dataset data_path
+an option of eval.py sample <= n max_new_tokens prompt temperature top_k top_p
+--prompt, of eval.py sample <= start
+--n, of eval.py sample <= num_samples num_return_sequences
+--max_new_tokens, of eval.py sample <= length max_length num_tokens n_predict num_predict
+--temperature, of eval.py sample (0: always the likeliest token) <= temp do_sample greedy
+no option, as text is read about once <= dropout
+--eval_every and --save_every <= eval_interval eval_steps save_interval save_steps
+--eval_tokens (in tokens) <= eval_iters
+--log_every <= log_interval logging_steps
+--keep <= save_total_limit
+--dtype <= fp16 bf16 mixed_precision precision torch_dtype
+--recompute <= gradient_checkpointing
+--compile, the default <= torch_compile
+torchrun's, which starts a process on each <= devices gpus num_gpus num_nodes nproc_per_node
+--resume auto, the default: the same command goes on <= resume_from_checkpoint resume_from
+--wandb <= wandb_log wandb_project report_to
+the first word, a preset such as d12, or --init_from <= model model_name_or_path config
+all 22, always; lm_eval asks any of them (docs/evaluation.md) <= tasks
+an option of train.py --plan and of eval.py plan <= usd_per_hour
+--workers, of prepare_data.py <= dataloader_num_workers num_proc num_workers
+a constant in optim.py <= adam_beta1 adam_beta2 beta1 beta2
+grep, in the text that was prepared <= find
+"""
+FOREIGN = {
+    name: ours
+    for ours, _, names in (row.partition(" <= ") for row in _FOREIGN.splitlines())
+    for name in names.split()
 }
-FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

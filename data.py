@@ -262,7 +262,7 @@ class Quota:
             raise UsageError(f"mixture weights {list(weights)} must be >= 0, and not all 0")
         unit = math.lcm(*(w.denominator for w in exact))
         whole = [int(w * unit) for w in exact]  # the same proportions, in integers
-        heaviest_first = sorted((i for i, w in enumerate(whole) if w), key=lambda i: (-whole[i], i))
+        heaviest_first = sorted((i for i, w in enumerate(whole) if w), key=lambda i: -whole[i])
         self.count = len(weights)
         self.chain = []
         left = sum(whole)
@@ -315,15 +315,15 @@ class Order:
         self.sizes = list(sizes)
         self.seed = seed
         for mixture in (weights, decay_weights or weights):
-            empty = [i for i, (n, w) in enumerate(zip(sizes, mixture, strict=True)) if w and not n]
-            if empty:
-                raise UsageError(f"source {empty[0]} has no rows; give it more text or weight 0")
+            for i, (n, weight) in enumerate(zip(sizes, mixture, strict=True)):
+                if weight and not n:
+                    raise UsageError(f"source {i} has no rows; give it more text or weight 0")
         self.quota = Quota(weights)
-        self.late_quota = Quota(decay_weights) if decay_weights else None
-        self.late_from = decay_from
+        self.late_quota = Quota(decay_weights or weights)
+        self.late_from = decay_from if decay_weights else math.inf
 
     def __call__(self, p: int) -> tuple[int, int]:
-        if self.late_quota and p >= self.late_from:
+        if p >= self.late_from:
             source, i = self.late_quota(p - self.late_from)
             i += self.quota.counts(self.late_from)[source]  # that it had before
         else:
@@ -334,19 +334,17 @@ class Order:
 
     def epochs(self, p: int) -> list[float]:
         """How many times the first p positions went through each source."""
-        late = max(0, p - self.late_from) if self.late_quota else 0
-        counts = self.quota.counts(p - late)
-        if late:
-            counts = [a + b for a, b in zip(counts, self.late_quota.counts(late))]
-        return [n / size if size else 0.0 for n, size in zip(counts, self.sizes)]
+        late = max(0, p - self.late_from)
+        counts = zip(self.quota.counts(p - late), self.late_quota.counts(late), self.sizes)
+        return [(early + late) / size if size else 0.0 for early, late, size in counts]
 
 
 def mixture_weights(manifest, weights: dict[str, float]) -> list[float]:
     """Weights by name -> in the order of manifest.sources."""
     names = manifest.sources
-    unknown = [name for name in weights if name not in names]
-    if unknown:
-        raise UsageError(f"the mixture names {unknown[0]!r}, the data has {', '.join(names)}")
+    for name in weights:
+        if name not in names:
+            raise UsageError(f"the mixture names {name!r}, the data has {', '.join(names)}")
     return [weights.get(name, 0) for name in names]
 
 
@@ -354,8 +352,8 @@ def order_of(manifest, seed=0, weights=None, decay_weights=None, decay_from=0) -
     """The order of the training rows; weights by name, None: in proportion to the sources' rows."""
     sizes = [manifest.rows("train", i) for i in range(len(manifest.sources))]
     mixture = sizes if weights is None else mixture_weights(manifest, weights)
-    decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
-    return Order(sizes, mixture, seed, decay, decay_from)
+    in_decay = decay_weights and mixture_weights(manifest, decay_weights)
+    return Order(sizes, mixture, seed, in_decay, decay_from)
 
 
 # ---------------------------------------------------------------------------------- the batches
@@ -383,10 +381,11 @@ def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
     return targets
 
 
-def batch_of(manifest, rows: list[np.ndarray], size: int, pin: bool):
+def batch_of(manifest, rows: list[np.ndarray], size: int, device):
     """Rows of T + 1 ids -> inputs and targets: int64 (2, size, T), in the CPU's memory. What is
-    missing of `size` rows has targets that are IGNORED. pin: in memory from which a GPU copies by
-    itself, while the program goes on; torch keeps it until the copy is done."""
+    missing of `size` rows has targets that are IGNORED. For a GPU as the device it is memory from
+    which that copies by itself, while the program goes on; torch keeps it until the copy is done.
+    """
     import torch
 
     n = len(rows)
@@ -396,7 +395,7 @@ def batch_of(manifest, rows: list[np.ndarray], size: int, pin: bool):
     batch[1, :n] = targets_of(array, manifest.marks)
     batch[1, n:] = IGNORED
     tensor = torch.from_numpy(batch)
-    return tensor.pin_memory() if pin else tensor
+    return tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
 
 
 class RowLoader:
@@ -488,15 +487,15 @@ class RowLoader:
         """The micro-batch of the rows from `position` on, but none from `end` on."""
         places = map(self.order, range(position, min(position + self.micro_batch, end)))
         rows = [self.manifest.row("train", *place) for place in places]
-        pin = self.device.type == "cuda"
-        return batch_of(self.manifest, rows, self.micro_batch, pin), position
+        return batch_of(self.manifest, rows, self.micro_batch, self.device), position
 
 
 def val_rows(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
     """(source, row) of the first `max_rows` validation rows (0: all), in an order that never
     changes: sources take turns, each with its rows in the order in which they were prepared."""
-    sources = range(len(manifest.sources))
-    turns = sorted((row, i) for i in sources for row in range(manifest.rows("val", i)))
+    turns = sorted(
+        (row, i) for i in range(len(manifest.sources)) for row in range(manifest.rows("val", i))
+    )
     return [(i, row) for row, i in turns[: max_rows or None]]
 
 
@@ -509,8 +508,6 @@ def val_batches(
     Rank r reads rows r, r + world_size, ... Each rank has the same number of batches, since a
     sharded model needs all ranks, so batch sizes may differ by one.
     """
-    import torch
-
     places = val_rows(manifest, max_rows)
     total = len(places)
     if total < world_size:
@@ -524,6 +521,6 @@ def val_batches(
     for k in range(batches):
         part = own[len(own) * k // batches : len(own) * (k + 1) // batches]
         rows = [manifest.row("val", source, row) for source, row in part]
-        tensor = batch_of(manifest, rows, len(rows), torch.device(device).type == "cuda")
+        tensor = batch_of(manifest, rows, len(rows), device)
         inputs, targets = tensor.to(device, non_blocking=True)
         yield inputs, targets, [source for source, _ in part]

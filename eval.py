@@ -50,6 +50,12 @@ COMMANDS = {
 }
 
 
+def with_prompts(words: list[str]) -> list[str]:
+    """The words after the model: those before an option are prompts, and -p is --prompt."""
+    words = ["--prompt" if word == "-p" else word for word in words]
+    return words if not words or words[0].startswith("-") else ["--prompt", *words]
+
+
 def main(argv: list[str]) -> int:
     """`eval.py COMMAND [MODEL] [--option value ...]`"""
     if not argv:
@@ -68,6 +74,8 @@ def main(argv: list[str]) -> int:
     given = trained.find_model(word)
     if not given.keys() <= vars(kind()).keys():
         raise UsageError(f"eval.py {command} needs a preset or a run; {word} is neither")
+    if command == "sample":
+        rest = with_prompts(rest)
     config = cli.read_options(kind(**given), rest, f"eval.py {command}")
     folder = getattr(config, "data_dir", "")
     if folder and shards.is_published(folder):

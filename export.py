@@ -2,7 +2,7 @@
 
     python export.py [MODEL] --page             one HTML file that holds the model: open it, mail it
     python export.py [MODEL] [--out FOLDER]     a folder that transformers loads
-    python export.py [MODEL] --gguf f16         a file for llama.cpp and Ollama
+    python export.py [MODEL] --gguf [q8_0]      a file for llama.cpp and Ollama (alone: in f16)
 
 hf/export.py does the work, and compares what the other program computes with what ours does;
 instruments/pages/page.py writes the page.

@@ -43,7 +43,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x (B, T, H, D), cos and sin (T, D/2) -> (B, T, H, D), same dtype as x.
     """
     x1, x2 = x.chunk(2, dim=-1)  # (B, T, H, D/2) each
-    cos, sin = cos[:, None, :], sin[:, None, :]  # (T, 1, D/2)
+    cos, sin = cos[:, None], sin[:, None]  # (T, 1, D/2)
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
@@ -139,12 +139,16 @@ class Attention(nn.Module):
         self.config = config
         self.layer = layer
         self.rope = config.has_rope(layer)  # every layer has it, unless --nope_every is given
-        self.q = Linear(config.n_embd, config.n_head * config.head_dim)
-        self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
-        self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
-        self.out = Linear(config.n_head * config.head_dim, config.n_embd)
+        C, H, G, D = config.n_embd, config.n_head, config.n_kv_head, config.head_dim
+        self.q = Linear(C, H * D)
+        self.k = Linear(C, G * D)
+        self.v = Linear(C, G * D)
+        self.out = Linear(H * D, C)
+        if config.qk_gain:
+            self.q_gain = nn.Parameter(torch.ones(D))
+            self.k_gain = nn.Parameter(torch.ones(D))
         if config.has_value_embed(layer):  # with the extra value_embeds, every second layer
-            self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
+            self.value_gate = Linear(VALUE_GATE_CHANNELS, G)
 
     def forward(self, x: Tensor, value_embed: Tensor | None, ctx: Context) -> Tensor:
         """x (B, T, C), value_embed (B, T, G * D) -> (B, T, C)."""
@@ -170,13 +174,16 @@ class Attention(nn.Module):
             k = torch.where(slow & ~begins[..., None, None], before, k)
         if config.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
+        if config.qk_gain:
+            q = q * self.q_gain.to(q.dtype)
+            k = k * self.k_gain.to(k.dtype)
         if self.rope:
             q, k = apply_rope(q, ctx.cos, ctx.sin), apply_rope(k, ctx.cos, ctx.sin)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # (B, H or G, T, D)
         if ctx.cache is not None:
             k, v = ctx.cache.append(self.layer, k, v)
         y = attend(q, k, v, ctx.mask)  # (B, H, T, D)
-        return self.out(y.transpose(1, 2).reshape(B, T, H * D))
+        return self.out(y.transpose(1, 2).flatten(2))  # from (B, T, H * D)
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -218,28 +225,30 @@ class Block(nn.Module):
 # ------------------------------------------------------------------- the kinds of weights
 
 # The kind of a weight is the last word of its name (`kind_of`). It decides the weight's group in
-# optim.py, and the size of its initial value: the first number if the output head has a weight of
-# its own, the second if it is tied to the embedding. `GPT.init_one` says what a size means.
+# optim.py, and the size of its initial value, which is nanochat's. `GPT.init_one` says what a size
+# means. If the output head is tied to the embedding, tables and matrices have another: DeepSeek
+# LLM's 0.006. Were the embedding's larger, its product with itself, as the head, would make each
+# token predict itself.
 #
-# The first numbers are nanochat's. The second are DeepSeek LLM's 0.006, for the embedding as well:
-# were it larger, its product with itself, as the head, would make each token predict itself.
-#
-# A new weight needs a line here: a gain of yours, ("scalar", 1.0, 1.0), begins at 1. A bare
-# nn.Parameter must also be cast where it is used, with `.to(x.dtype)`, as Linear does: otherwise
-# all that follows is computed in fp32.
+# A new weight needs a line here: a gain of yours, like q_gain, begins at 1. A bare nn.Parameter
+# must also be cast where it is used, with `.to(x.dtype)`: otherwise all that follows is computed in
+# fp32.
 KINDS = {
-    "embed": ("embedding", 0.8, 0.006),
-    "value_embeds": ("embedding", 1.0, 0.006),
-    "head": ("head", 0.001, 0.0),  # a tied one has no weight
-    "q": ("matrix", 1.0, 0.006),
-    "k": ("matrix", 1.0, 0.006),
-    "v": ("matrix", 1.0, 0.006),
-    "out": ("matrix", 0.0, 0.006),
-    "up": ("matrix", 0.4, 0.006),
-    "gate": ("matrix", 0.4, 0.006),
-    "down": ("matrix", 0.0, 0.006),
-    "value_gate": ("matrix", 0.02, 0.02),
+    "embed": ("embedding", 0.8),
+    "value_embeds": ("embedding", 1.0),
+    "head": ("head", 0.001),
+    "q": ("matrix", 1.0),
+    "k": ("matrix", 1.0),
+    "v": ("matrix", 1.0),
+    "q_gain": ("scalar", 1.0),
+    "k_gain": ("scalar", 1.0),
+    "out": ("matrix", 0.0),
+    "up": ("matrix", 0.4),
+    "gate": ("matrix", 0.4),
+    "down": ("matrix", 0.0),
+    "value_gate": ("matrix", 0.02),
 }
+TIED_SIZE = 0.006
 
 
 def kind_of(name: str) -> str:
@@ -297,17 +306,19 @@ class GPT(nn.Module):
         """Give the weight of this name its initial value, of the size that KINDS has for it."""
         config = self.config
         kind = kind_of(name)
-        group, untied, tied = KINDS[kind]
-        size = tied if config.tie_embeddings else untied
+        group, size = KINDS[kind]
         if group == "scalar":
             weight.fill_(size)
         elif kind == "value_gate":
             weight.uniform_(0, size)
-        elif config.tie_embeddings or kind in ("embed", "head"):
+        elif config.tie_embeddings:
+            size = TIED_SIZE
             if kind in ("out", "down"):
                 # What these compute is added to the residual stream, 2 L times in all. The variance
                 # of the sum is that of one matrix of this size (Megatron-LM).
                 size /= (2 * config.n_layer) ** 0.5
+            weight.normal_(0, size)
+        elif kind in ("embed", "head"):
             weight.normal_(0, size)
         elif size == 0:  # `out` and `down` add nothing at first
             weight.zero_()
@@ -319,7 +330,7 @@ class GPT(nn.Module):
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by group. With --optimizer muon each group has a learning rate of its own,
         and Muon takes "matrix", the matrices inside the blocks; AdamW takes the others. A tied
-        table counts as "head". "scalar" is for gains and biases that you add; it is empty here."""
+        table counts as "head". "scalar" is for gains, and for biases that you add."""
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings

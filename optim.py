@@ -276,7 +276,7 @@ def build(
         recipe = [
             group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
-            group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # for yours: the model has none
+            group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # gains, and biases of yours
         ]
         muon = Muon(
             groups["matrix"],

@@ -50,7 +50,7 @@ from preparation.job import (
 )
 from preparation.reading import Notes
 from preparation.worker import PROMPTS, split_text
-from tokenizer import Tokenizer, split_of
+from tokenizer import Tokenizer, has_marks, split_of
 
 COMMANDS = {"verify": show.verify, "show": show.show}  # each gets the words typed after it
 TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
@@ -60,7 +60,8 @@ ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint 
 
 def main(argv: list[str]) -> int:
     if argv and argv[0] in COMMANDS:
-        return COMMANDS[argv[0]](argv[1:])
+        COMMANDS[argv[0]](argv[1:])
+        return 0
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
     usual = find_preset(preset.name).data
@@ -125,14 +126,17 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
     else:
         t0 = time.perf_counter()
         say(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
+        sample = list(tokenizer_sample(job))
+        combining = has_marks(sample)
         tokenizer = Tokenizer.train(
-            tokenizer_sample(job),
+            sample,
             config.vocab_size,
-            split=split_of(config.digits, config.keep_marks),
+            split=split_of(config.digits, combining),
             nfc=config.nfc,
             progress=sys.stderr.isatty(),
         )
-        where = f"in {time.perf_counter() - t0:.1f} s"
+        kept = ", in which marks stay with their letters" * combining
+        where = f"in {time.perf_counter() - t0:.1f} s{kept}"
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(path, tokenizer.spec)
     return tokenizer
@@ -179,7 +183,8 @@ def finish(
             parts = [unit.splits[split] for unit in own]
             # another name if other units are chosen: these rows depend on all of them
             name = f"{split}/{source.name}/leftover_{job.key[:8]}_{len(own):05d}"
-            by_source[source.name] = summed([*parts, packed_rest(job, tokenizer, parts, name)])
+            parts.append(packed_rest(job, tokenizer, parts, name))
+            by_source[source.name] = summed(parts)
     for split, by_source in splits.items():
         total = summed(by_source.values())
         if not total.rows:  # training would stop at once, with a less helpful error
@@ -278,18 +283,15 @@ def report(manifest: shards.Manifest, notes: Notes, seconds: float) -> str:
     facts = manifest.facts
     totals = {split: summed(facts.splits[split].values()) for split in ("train", "val")}
     documents = sum(source.documents for source in facts.sources)
-    parts = sum(total.documents for total in totals.values())
-    what = "documents" if parts <= documents else "pieces of documents"
     everything = sum(total.tokens for total in totals.values())
     for split, t in totals.items():
-        if t.tokens:
-            lines.append(
-                f"{split:5} {t.documents:,} {what} | {t.bytes / 1e6:,.2f} MB | "
-                f"{t.tokens:,} tokens, {t.tokens / everything:.1%} | "
-                f"{t.bytes / t.tokens:.3f} bytes/token | "
-                f"{t.rows:,} rows | cut {t.packing['cuts'] / max(1, t.documents):.2%} of them | "
-                f"dropped {t.packing['dropped'] / t.tokens:.4%} of tokens"
-            )
+        lines.append(
+            f"{split:5} {t.documents:,} texts | {t.bytes / 1e6:,.2f} MB | "
+            f"{t.tokens:,} tokens, {t.tokens / everything:.1%} | "
+            f"{t.bytes / t.tokens:.3f} bytes/token | "
+            f"{t.rows:,} rows | cut {t.packing['cuts'] / t.documents:.2%} of them | "
+            f"dropped {t.packing['dropped'] / t.tokens:.4%} of tokens"
+        )
     held = totals["val"].tokens
     if held < ENOUGH:
         enough = 1.2 * ENOUGH / everything  # a share; more, as no document is held out in part

@@ -36,6 +36,27 @@ if [ "$first" = lesson ]; then
   fi
 fi
 
+# A preset that there is not is refused before anything is installed, by any Python that there is:
+# this needs none of its packages.
+case $first in
+  eval | store | scaling | cluster | course | lesson | test) ;;
+  *)
+    for python in .venv/bin/python "${PYTHON:-python3}"; do
+      status=0
+      said=$("$python" -c '
+import sys
+from machinery import cli
+cli.run(lambda words: cli.preset_called(words[0]) and None)
+' "$first" 2>&1) || status=$?
+      if [[ $status == 2 && $said == "error: there is no preset"* ]]; then
+        echo "$said; or lesson N, test, eval, store, scaling, cluster, course" >&2
+        exit 2
+      fi
+      if [ $status = 0 ]; then break; fi
+    done
+    ;;
+esac
+
 # PyPI's torch 2.13 is built for CUDA 13: it needs driver 580, and has no kernels for a V100. Its
 # last torch for CUDA 12 is 2.10: it needs driver 525, and runs on a V100, but on no older GPU. A
 # build from elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and is kept.

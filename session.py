@@ -138,6 +138,7 @@ def open_run(argv: list[str]) -> Iterator[Run | None]:
             token_bytes=torch.from_numpy(manifest.token_bytes()).to(world.device),
             report=find_report(log) if world.is_first else None,
         )
+        progress.stop = world.team.any(signals.received) or 0  # compiling takes minutes
         gc.collect()
         gc.freeze()  # these objects live to the end: the collector need not keep scanning them
         yield run

@@ -72,7 +72,7 @@ def train(run: Run) -> None:
         log_step(run, step)
         if save_is_due(run):
             save(run)  # before the validation: a kill during it then loses no step
-        if eval_is_due(run) and not run.progress.stop:  # a signal leaves no time for it
+        if eval_is_due(run):
             evaluate(run)
 
 
@@ -189,7 +189,8 @@ def agree(run: Run, sums: dict, yours: dict, norm: Tensor) -> dict[str, float]:
 
 def log_step(run: Run, step: Step) -> None:
     """Write a step to metrics.jsonl, and print its line when due; warn or raise if it was bad."""
-    log, every = run.log, run.options.log_every
+    log = run.log
+    every = run.options.log_every
     n = step.step
     step_s = run.meter.step(run.plan.tokens_per_step, data_wait_s=run.loader.pop_wait_s())
     took = dict(time=time.time(), step_s=step_s)
@@ -261,7 +262,9 @@ def save_is_due(run: Run) -> bool:
 
 def eval_is_due(run: Run) -> bool:
     """Whether to validate now: every eval_every steps, at the end, and at the start, since a
-    validation that fails should fail in the first minute."""
+    validation that fails should fail in the first minute. A signal leaves no time for it."""
+    if run.progress.stop:
+        return False
     step = run.progress.step
     return step in (0, run.plan.steps) or is_due(step, run.options.eval_every)
 
@@ -311,7 +314,8 @@ def evaluate(run: Run) -> None:
 def save(run: Run) -> None:
     """Checkpoint this step, unless that is done; it is written in the background. trainer.json,
     beside the tensors, says what else a run needs to resume, and of which run it is."""
-    progress, plan = run.progress, run.plan
+    progress = run.progress
+    plan = run.plan
     if progress.saved_step == progress.step:
         return
     trainer = Trainer(

@@ -16,7 +16,7 @@
 # `kernels` is there (peer.py). The Python is that of .venv, which `bash run.sh` makes; where there
 # is none, python3, which then needs the packages of requirements.txt.
 set -uo pipefail
-parts="data tests warm warm_peer speed ceilings profile learn speed_more speed_d20 speed_smol-135m"
+parts="data tests warm warm_peer speed profile learn speed_more speed_d20 speed_smol-135m"
 reserve=15      # seconds of all the time: to end a part, and for what it then reports
 room_for_all=70 # GB of a GPU; with less, nothing on it runs at the same time
 
@@ -175,7 +175,7 @@ if [ -n "$memory" ]; then
   [ "$memory" -ge "$room_for_all" ] || together=""
   preset=d12 small=d6 tests=(tests/test_cuda.py)
   text=(code=stdlib+site) amount=(--tokens 80M --val_fraction 0.015)
-  step=(--tokens_per_step 131072) measured=(--steps 8) rows=(64 16) learned=()
+  step=(--tokens_per_step 131072) measured=(--steps 8) rows=(64 16) learned=(--steps 400)
 else
   echo "torch finds no GPU: small sizes, which say nothing about speed"
   export TEST_DEVICE=cpu
@@ -213,7 +213,6 @@ if [ -n "$peer" ]; then
 else
   part speed 120 15 . "${throughput[@]}" "$preset" "${timed[@]}"
 fi
-part ceilings 60 30 . "$python" benchmarks/ceilings.py "$preset" --results "$results"
 part profile 100 40 "$ready" "$python" train.py "$preset" "${data[@]}" \
   --run_dir "$work/profile" --profile
 if grep -q "where the time goes" "$out/logs/profile.txt" 2> /dev/null; then
@@ -222,9 +221,8 @@ if grep -q "where the time goes" "$out/logs/profile.txt" 2> /dev/null; then
     "$out/logs/profile.txt" >> "$results"
 fi
 if [ -n "$peer" ]; then
-  most=$((seconds < 1800 ? 200 : 1200))
-  part learn "$most" 120 "$ready" "$python" benchmarks/peer.py learn "$small" --peer "$peer" \
-    "${data[@]}" "${learned[@]}" --seconds "$(limit "$most")" --results "$results"
+  part learn 200 120 "$ready" "$python" benchmarks/peer.py learn "$small" --peer "$peer" \
+    "${data[@]}" "${learned[@]}" --results "$results"
 fi
 part speed_more 160 60 . "${throughput[@]}" "$preset" --micro_batch "${rows[@]}" "${timed[@]}"
 if [ -n "$memory" ]; then

@@ -2,7 +2,7 @@
 
     git clone https://github.com/karpathy/nanochat /tmp/nanochat
     python benchmarks/peer.py speed d12 --peer /tmp/nanochat
-    python benchmarks/peer.py learn d6 --peer /tmp/nanochat --data_dir data/d12 --seconds 200
+    python benchmarks/peer.py learn d6 --peer /tmp/nanochat --data_dir data/d12
 
 Both have the depth, vocabulary, row and batch of the preset, and the same dtype; nanochat looks
 back over the whole row, as ours does (--window-pattern L; its default is SSSL). Its model and
@@ -11,10 +11,12 @@ and the schedules of that script (read at commit 92d63d4). It is faster with Fla
 it gets from the package `kernels`: without that, the table says "torch's attention".
 
 speed: steps on random tokens, a process for each side and round, in turn. learn: both recipes on
-the same rows in the same order; bits per byte of the same held-out rows. Compiling is not counted.
---sides ours, or nanochat: that one alone. nanochat is run without its --fp8, with which no figure
-here was measured (`git show f8a04af` has the lines that it takes). Each prints a table, and appends
-it to benchmarks/RESULTS.md (--results "" for no file).
+the same rows in the same order, to the end of the preset's steps, or of --steps; bits per byte of
+all held-out rows. The seconds of the first seed include compiling. --sides ours, or nanochat: that
+one alone. --rate_scale: what nanochat's learning rates are multiplied by, in place of its rule for
+the batch, by which they are too small where a step has a few thousand tokens. nanochat is run
+without its --fp8, with which no figure here was measured (`git show f8a04af` has the lines that it
+takes). Each prints a table, and appends it to benchmarks/RESULTS.md (--results "" for no file).
 """
 
 import argparse
@@ -33,8 +35,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-BEGAN = time.monotonic()  # before the imports that take long
-
 import torch
 from torch import Tensor, nn
 
@@ -46,7 +46,7 @@ import train
 from bits_per_byte import score_text
 from machinery import build, folders, ranks
 from machinery.plan import make_plan
-from runs import ROOT, parser_of, timed
+from runs import ROOT, parser_of
 from session import Progress, Run
 from throughput import (
     HEADER,
@@ -63,7 +63,6 @@ BATCH = 2**19  # tokens of a step at which the rates of base_train.py were tuned
 RATES = dict(unembedding_lr=0.008, embedding_lr=0.3, matrix_lr=0.02, scalar_lr=0.5)
 DECAY = 0.28  # of the matrices, likewise
 SIDES = ["ours", "nanochat"]
-LEAST_STEPS = 100  # fewer say nothing about a recipe
 
 
 # ------------------------------------------------------------------------------------ nanochat
@@ -99,7 +98,7 @@ class Peer:
 
     name = "nanochat"
 
-    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World):
+    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World, scale=0.0):
         # it takes fp32 on a CPU, where ours may take bf16
         os.environ.setdefault("NANOCHAT_DTYPE", str(world.dtype).removeprefix("torch."))
         from nanochat.gpt import GPT
@@ -119,7 +118,7 @@ class Peer:
             at_12 = GPT(gpt_config(12, model.vocab_size, model.seq_len))
         of_batch = math.sqrt(tokens_per_step / BATCH)
         self.decay = DECAY * of_batch * count_scaling(at_12) / count_scaling(self.model)
-        rates = {name: rate * of_batch for name, rate in RATES.items()}
+        rates = {name: rate * (scale or of_batch) for name, rate in RATES.items()}
         self.optimizer = self.model.setup_optimizer(weight_decay=self.decay, **rates)
 
     def build(self) -> nn.Module:
@@ -133,8 +132,8 @@ class Peer:
         return model
 
     def step(self, batches: Iterator, grad_accum: int, rate: float, momentum: float, decay: float):
-        """Take a step on the next micro-batches; returns their mean loss. rate: factor on the
-        learning rates; momentum and decay: Muon's."""
+        """Take a step on the next micro-batches, and read their loss, as base_train.py does. rate:
+        factor on the learning rates; momentum and decay: Muon's."""
         total = 0.0
         for _ in range(grad_accum):
             inputs, targets = next(batches)
@@ -148,11 +147,11 @@ class Peer:
                 group["weight_decay"] = decay
         self.optimizer.step()
         self.model.zero_grad(set_to_none=True)
-        return float(total) / grad_accum
+        if not math.isfinite(total):
+            raise FloatingPointError("nanochat's loss is not finite")
 
-    def losses(self, run: Run, seed: int, horizon: int) -> Iterator[float]:
-        """Train from new weights on the rows of `run`, for `horizon` steps with the schedules of
-        base_train.py; yields the loss of each."""
+    def train(self, run: Run, seed: int) -> None:
+        """Train from new weights on the rows of `run`, with the schedules of base_train.py."""
         torch.manual_seed(42 + seed)  # base_train.py has 42
         self.model.load_state_dict(self.build().state_dict())
         self.optimizer.state.clear()
@@ -160,6 +159,7 @@ class Peer:
         order = folders.training_order(preset, run.plan, run.manifest)
         loader = build.open_loader(run.manifest, order, run.plan, run.world, 0)
         batches = ((x, y.clamp(min=-1)) for x, y in iter(loader.next_batch, None))  # -1: ignored
+        horizon = run.plan.steps
         decay_begins = horizon - round(0.65 * horizon)
         try:
             for step in range(horizon):
@@ -167,7 +167,7 @@ class Peer:
                 rate = (step + 1) / 40 if step < 40 else 1 - 0.95 * gone
                 momentum = 0.85 + 0.12 * step / 400 if step < 400 else 0.97 - 0.07 * gone
                 decay = self.decay * 0.5 * (1 + math.cos(math.pi * step / horizon))
-                yield self.step(batches, run.plan.grad_accum, rate, momentum, decay)
+                self.step(batches, run.plan.grad_accum, rate, momentum, decay)
         finally:
             loader.close()
 
@@ -324,24 +324,22 @@ class Ours:
 
     name = "ours"
 
-    def losses(self, run: Run, seed: int, horizon: int) -> Iterator[float]:
-        """As Peer.losses."""
+    def train(self, run: Run, seed: int) -> None:
+        """As Peer.train."""
         torch.manual_seed(seed)
         run.model.init_weights()
         for optimizer in run.optimizers:
             for state in optimizer.state.values():
                 for tensor in state.values():
                     tensor.zero_()
-        plan = replace(run.plan, steps=horizon)
-        preset = replace(run.preset, train=replace(run.preset.train, seed=seed, steps=horizon))
-        order = folders.training_order(preset, plan, run.manifest)
-        loader = build.open_loader(run.manifest, order, plan, run.world, 0)
+        preset = replace(run.preset, train=replace(run.preset.train, seed=seed))
+        order = folders.training_order(preset, run.plan, run.manifest)
+        loader = build.open_loader(run.manifest, order, run.plan, run.world, 0)
         try:
-            own = replace(run, preset=preset, plan=plan, loader=loader, progress=Progress())
+            own = replace(run, preset=preset, loader=loader, progress=Progress())
             for step in train.take_steps(own):
                 if step.bad:
                     raise FloatingPointError(f"step {step.step}: the loss is not finite")
-                yield step.loss
         finally:
             loader.close()
 
@@ -361,7 +359,8 @@ def open_run(args, run_dir: str, stack: ExitStack) -> Run:
     """The run of the preset, on the data that was given and with the batch that was."""
     preset = find_preset(args.preset)
     tokens = args.tokens_per_step or preset.train.tokens_per_step
-    train_config = replace(preset.train, tokens_per_step=tokens, steps=10_000)
+    steps = args.steps or preset.train.steps
+    train_config = replace(preset.train, tokens_per_step=tokens, steps=steps)
     options = replace(preset.run, data_dir=args.data_dir, run_dir=run_dir, save_minutes=0.0)
     options = replace(options, compile=not args.no_compile, micro_batch=args.micro_batch)
     world = ranks.start("auto", "auto")
@@ -370,23 +369,11 @@ def open_run(args, run_dir: str, stack: ExitStack) -> Run:
     return build_run(preset, world, manifest, stack)
 
 
-def steps_that_fit(sides: list, run: Run, rows: int, ends_at: float, seeds: int) -> int:
-    """Steps for each side and seed, so that all ends at that time; 15% of it is spare."""
-    times = [time_of(side, run, rows) for side in sides]
-    a_step, a_score = map(sum, zip(*times))
-    left = 0.85 * (ends_at - time.monotonic())
-    steps = max(0, int((left / seeds - a_score) / a_step))
-    names = " and ".join(side.name for side in sides)
-    print(f"{1e3 * a_step:.0f} ms for a step of {names}, {steps} in {left:.0f} s", flush=True)
-    return steps
-
-
 def learn(args) -> int:
-    """Train each side from each seed, for as many steps as fit in; returns the exit code."""
+    """Train each side from each seed; returns the exit code."""
     commit = find_peer(args.peer)
     if args.no_compile:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    header = ["seed", "recipe", "bits per byte", *(f"loss at {n}%" for n in (25, 50, 75, 100)), "s"]
     table = []
     bits = {"ours": [], "nanochat": []}
     with tempfile.TemporaryDirectory() as run_dir, ExitStack() as stack:
@@ -396,35 +383,29 @@ def learn(args) -> int:
             raise cfg.UsageError("the rows of a step are not whole micro-batches: --micro_batch 1")
         if run.world.device.type == "cuda":
             torch.cuda.empty_cache()
-        rows = min(384, run.manifest.rows("val"))
+        rows = run.manifest.rows("val")
         sides = [Ours()] if "ours" in args.sides else []
         if "nanochat" in args.sides:
-            sides.append(Peer(run.preset.model, run.plan.tokens_per_step, run.world))
-        steps = args.steps
-        if not steps:
-            steps = steps_that_fit(sides, run, rows, BEGAN + args.seconds, len(args.seeds))
-            if steps < LEAST_STEPS:
-                print(f"only {steps} steps fit into {args.seconds:g} s: no comparison")
-                return 1
+            of_plan = (run.plan.tokens_per_step, run.world)
+            sides.append(Peer(run.preset.model, *of_plan, args.rate_scale))
         try:
             for seed in args.seeds:
                 for side in sides:
                     start = time.monotonic()
-                    losses = list(side.losses(run, seed, steps))
+                    side.train(run, seed)
                     took_s = time.monotonic() - start
                     bits[side.name].append(score(side, run, rows))
-                    marks = [mean_before(losses, steps * n // 4) for n in (1, 2, 3, 4)]
-                    cells = [f"{bits[side.name][-1]:.4f}", *(f"{loss:.3f}" for loss in marks)]
-                    table.append([str(seed), side.name, *cells, f"{took_s:.0f}"])
+                    bpb = f"{bits[side.name][-1]:.4f}"
+                    table.append([str(seed), side.name, bpb, f"{took_s:.0f}"])
                     print(" | ".join(table[-1]), flush=True)
         finally:
             if table:
-                of = f"{steps} steps of {run.plan.tokens_per_step:,} tokens of "
+                of = f"{run.plan.steps} steps of {run.plan.tokens_per_step:,} tokens of "
                 of += f"{', '.join(run.manifest.sources)}; {rows} held-out rows"
                 report(
                     f"What {args.preset} learns, beside nanochat ({commit}, --window-pattern L): "
                     f"{of}",
-                    header,
+                    ["seed", "recipe", "bits per byte", "s"],
                     table,
                     args.results,
                 )
@@ -432,22 +413,6 @@ def learn(args) -> int:
     if ratios:
         note(f"Bits per byte, ours / nanochat's, by seed: {', '.join(ratios)}", args.results)
     return 0
-
-
-def mean_before(losses: list[float], end: int, n: int = 10) -> float:
-    """The mean of the last n losses before step `end`."""
-    last = losses[max(0, end - n) : max(1, end)]
-    return sum(last) / len(last)
-
-
-def time_of(side, run: Run, rows: int) -> tuple[float, float]:
-    """Seconds of a step and of a score; the first two steps, which may compile, are not counted."""
-    losses = side.losses(run, 0, 10_000)
-    for _ in range(2):
-        next(losses)
-    step_s = timed(lambda: [next(losses) for _ in range(10)]) / 10
-    losses.close()
-    return step_s, timed(lambda: score(side, run, rows))
 
 
 def report_if_stopped() -> None:
@@ -462,14 +427,14 @@ def main() -> int:
     parser.add_argument("preset", nargs="?", default="tiny")
     parser.add_argument("--peer", default="", help="a checkout of nanochat")
     parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
-    parser.add_argument("--steps", type=int, default=0, help="speed: 8; learn: what fits")
+    parser.add_argument("--steps", type=int, default=0, help="speed: 8; learn: the preset's")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--micro_batch", type=int, default=0, help="rows; 0: as planned for ours")
     parser.add_argument("--warmup", type=int, default=3, help="speed: steps before those measured")
     parser.add_argument("--rounds", type=int, default=1, help="speed")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--rate_scale", type=float, default=0.0, help="learn; 0: for the batch")
     parser.add_argument("--data_dir", default="", help="learn")
-    parser.add_argument("--seconds", type=float, default=200, help="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="learn")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()

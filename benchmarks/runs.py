@@ -4,8 +4,6 @@ import argparse
 import datetime
 import hashlib
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -45,13 +43,6 @@ def device_name() -> str:
 
 
 COMMIT = code_version()  # at the start of the program
-
-
-def timed(work: Callable) -> float:
-    """Seconds that work() takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 # ---------------------------------------------------------------- how it is shown

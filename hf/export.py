@@ -42,7 +42,7 @@ class ExportConfig:
     a page: the file, or a folder for page.html."""
     gguf: Literal["", "f32", "f16", "bf16", "q8_0"] = ""
     """Instead of a folder for transformers, a file for llama.cpp and Ollama, with weights in this
-    form, if the model has a shape that they know (docs/leave.md)."""
+    form (f16 if you name none), if the model has a shape that they know (docs/leave.md)."""
     page: bool = False
     """Instead of a folder, one HTML file that holds the model, for any browser (docs/page.md)."""
     page_fp16: bool = False
@@ -51,14 +51,24 @@ class ExportConfig:
 
 def main(argv: list[str], write_page=None) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint; for a
-    page also an export or a stock model. write_page: (Trained, --out, whether in fp16) -> None."""
+    page also an export or a stock model. --gguf may stand without a value. write_page: (Trained,
+    --out, whether in fp16) -> None."""
     word, options = cli.first_word(argv)
+    if "--gguf" in options:
+        at = options.index("--gguf") + 1
+        form = [*options, "-"][at]
+        if form.startswith("-"):
+            options.insert(at, "f16")
+        elif form not in llama_cpp.TOLERANCE:
+            raise UsageError(
+                f"--gguf takes f32, f16 (which it is alone), bf16 or q8_0, not {form}; the name of "
+                "a model comes first: python export.py MODEL --gguf"
+            )
     default = ExportConfig(**trained.find_model(word))
     config = cli.read_options(default, options, f"export.py {word}")
-    is_page = config.page or config.page_fp16
-    if is_page and config.gguf:
-        raise UsageError("--page and --gguf make a file each; give one of them")
-    if is_page:
+    if config.page or config.page_fp16:
+        if config.gguf:
+            raise UsageError("--page and --gguf make a file each; give one of them")
         write_page(load(config), config.out, config.page_fp16)
         return 0
     if config.gguf:
@@ -83,8 +93,8 @@ def export(config: ExportConfig) -> Path:
     kind = "gguf" if config.gguf else "export"
     out = Path(config.out or loaded.run_dir / f"{kind}_{loaded.provenance.step:08d}")
     with disk.new_folder(out) as folder:
-        size = sum(w.nbytes for w in loaded.model.state_dict().values())
-        disk.check_room(folder, size, "give another --out")
+        weights = loaded.model.state_dict().values()
+        disk.check_room(folder, sum(w.nbytes for w in weights), "give another --out")
         if config.gguf:
             usage = llama_cpp.export(loaded, folder, out, config.gguf)
         else:
@@ -118,10 +128,11 @@ def write_model(loaded: Trained, folder: Path) -> Export:
     config = mapping.folded(loaded.model.config)
     name, _ = mapping.choose_class(config)
     save_weights(mapping.to_huggingface(loaded.model), folder)
+    of = loaded.provenance
     generation = {
         "bos_token_id": config.bos_id,
         "pad_token_id": config.bos_id,
-        "eos_token_id": template.ends(loaded.tokenizer, loaded.provenance.tuned),
+        "eos_token_id": template.ends(loaded.tokenizer, of.tuned),
         "do_sample": True,
         "temperature": 0.8,
         "top_k": 50,
@@ -134,16 +145,17 @@ def write_model(loaded: Trained, folder: Path) -> Export:
         format=EXPORT_FORMAT,
         class_name=name,
         model=config,
-        step=loaded.provenance.step,
-        tokens=loaded.provenance.tokens,
-        identity=loaded.provenance.identity,
+        step=of.step,
+        tokens=of.tokens,
+        identity=of.identity,
         checkpoint_sha256=disk.sha256_of(loaded.path / MANIFEST),
         val_bpb=val_bpb,
         val_rows=val_rows,
         files={path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())},
     )
-    tree = mapping.config_json(config, name) | {"nano2049": record}
-    disk.write_json(folder / "config.json", tree)
+    disk.write_json(
+        folder / "config.json", mapping.config_json(config, name) | {"nano2049": record}
+    )
     return record
 
 
@@ -161,8 +173,8 @@ def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:
     """tokenizer.json, with BOS put first, and what transformers must know about it. tuned: with a
     chat template."""
-    first = tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
-    tree = json.loads(tokenizer.spec) | first
+    tree = json.loads(tokenizer.spec)
+    tree |= tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
     disk.write_text(folder / "tokenizer.json", json.dumps(tree, ensure_ascii=False))
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
@@ -175,5 +187,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: boo
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
     )
-    options |= template.options() if tuned else {}
+    if tuned:
+        options |= template.options()
     disk.write_json(folder / "tokenizer_config.json", options)

@@ -35,8 +35,7 @@ from tokenizer import Tokenizer
 
 TOLERANCE = 1e-4  # of logits in fp32, times their standard deviation if that is above 1
 POSITIONS = 64  # of each of the two rows on which they are compared
-EPS = 1e-6  # of model.rms_norm
-KINDS = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}  # model_type -> class
+KINDS = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3", "qwen3": "Qwen3"}
 ASIDE = set(
     """activation architectures attention_dropout attn_implementation chunk_size_feed_forward dtype
     embd_pdrop finetuning_task gradient_checkpointing hidden_dropout hidden_dropout_prob
@@ -137,10 +136,12 @@ class ForeignModel:
         import transformers
 
         their_class = getattr(transformers, f"{self.kind}Config")
-        # A Mistral that does not say it sees 4,096 positions; our model sees all.
-        tree.setdefault("sliding_window", getattr(their_class, "sliding_window", None))
         rope = tree.get("rope_parameters")  # in which transformers 5 has rope_theta
         said = dict(vars(their_class)) | (rope if isinstance(rope, dict) else {}) | tree
+        # A Mistral that does not say it sees 4,096 positions; our model sees all. The others have a
+        # switch for it, which is off if they do not say it.
+        off = hasattr(their_class, "use_sliding_window") and not said["use_sliding_window"]
+        tree["sliding_window"] = None if off else said.get("sliding_window")
         n_head = said["num_attention_heads"]
         said["head_dim"] = said.get("head_dim") or said["hidden_size"] // n_head
         said["num_key_value_heads"] = said.get("num_key_value_heads") or n_head
@@ -148,10 +149,16 @@ class ForeignModel:
         shape = {
             k: formats.checked(kinds[k], said.get(key), key) for k, key in mapping.KEYS.items()
         }
-        c = GPTConfig(**shape, **mapping.LLAMA)
         has_rope = formats.checked(list[int], said.get("no_rope_layers", []), "no_rope_layers")
-        if 0 in has_rope:
-            c = replace(c, nope_every=has_rope.index(0) + 1)
+        normed = self.kind == "Qwen3"
+        c = GPTConfig(
+            **shape,
+            **mapping.STOCK,
+            qk_norm=normed,
+            qk_gain=normed,
+            embed_norm=False,
+            nope_every=has_rope.index(0) + 1 if 0 in has_rope else 0,
+        )
         eps = formats.checked(formats.Positive, said["rms_norm_eps"], "rms_norm_eps")
         given = dict(rms_norm_eps=eps, sliding_window=None)
         self.theirs = their_class(**mapping.config_json(c, self.kind) | given)
@@ -178,8 +185,10 @@ class ForeignModel:
         """(A state dict for GPT(c), and what to print about it.)
         UsageError for a weight that is missing or that nothing reads, ParityError if the logits of
         transformers on two random rows differ."""
-        rows = self.config.vocab_size
-        self.need(c.vocab_size <= rows, f"its table has {rows} rows for {c.vocab_size} tokens")
+        self.need(
+            c.vocab_size <= self.config.vocab_size,
+            f"its table has {self.config.vocab_size} rows for {c.vocab_size} tokens",
+        )
         if self.ours:
             model, _ = mapping.load_exported(self.folder)
             return mapping.fit_tables(c, model.state_dict()), "an export of this program"
@@ -204,18 +213,19 @@ class ForeignModel:
         1. The weight w of a norm goes into the matrices that read it: (x * w) M = x (w M), for the
            last norm into the head, which is then no longer the embedding.
         2. eps: x / sqrt(mean(x^2) + eps) = s x / sqrt(mean((s x)^2) + 1e-6) with s = sqrt(1e-6 /
-           eps). So the residual stream is scaled by s: the embedding, and what adds to it.
+           eps). So the residual stream is scaled by s: the embedding, and what adds to it. So are
+           queries and keys that have a norm; its weight, after which RoPE comes, is our gain.
         """
         saved = theirs.state_dict()
-        scale = (EPS / theirs.config.rms_norm_eps) ** 0.5
+        scale = (1e-6 / theirs.config.rms_norm_eps) ** 0.5
+        scaled = ["embed", "out", "down", *("qk" if self.config.qk_norm else "")]
         state = {}
         for ours, name in mapping.names_in(self.config, self.kind).items():
-            layer = ".".join(name.split(".")[:3])  # model.layers.3
-            norm = {"head": "model.norm.weight"}
-            norm |= dict.fromkeys("qkv", f"{layer}.input_layernorm.weight")
-            norm |= dict.fromkeys(("up", "gate"), f"{layer}.post_attention_layernorm.weight")
-            read = norm.get(kind_of(ours))  # None: it adds to the residual stream
-            state[ours] = saved[name] * (saved[read] if read else scale)
+            kind = kind_of(ours)
+            w = saved[name]
+            if kind in mapping.NORMS:
+                w = w * saved[mapping.NORMS[kind].format(ours.split(".")[1])]
+            state[ours] = w * scale if kind in scaled else w
         return state
 
     # ------------------------------------------------------------------- for train.py
@@ -228,8 +238,9 @@ class ForeignModel:
                 f"--optimizer muon has no learning rates for {self.word}; add --optimizer adamw "
                 "--lr 3e-5"
             )
-        others = folders.OF_DATA | {"doc_mask"}
-        shape = {k: v for k, v in asdict(self.config).items() if k not in others}
+        shape = asdict(self.config)
+        for name in folders.OF_DATA | {"doc_mask"}:
+            del shape[name]
         return folders.decide(preset, shape, self.word, "leave it out", folders.MAY_CHANGE)
 
     def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
@@ -271,5 +282,6 @@ def load(config: EvalConfig, device="cpu", dtype: torch.dtype = torch.float32) -
     provenance = formats.Provenance(
         step=0, tokens=0, identity={"tokenizer_sha256": tokenizer.sha256}, model=c
     )
-    model = mapping.model_of(c, state, dtype, device)
-    return Trained(config, path, provenance, model, tokenizer, remark)
+    return Trained(
+        config, path, provenance, mapping.model_of(c, state, dtype, device), tokenizer, remark
+    )

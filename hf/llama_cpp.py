@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from config import UsageError, install
+from config import GPTConfig, UsageError, install
 from hf import mapping, parity, template
 from machinery import disk
 from machinery.errors import ParityError
@@ -60,11 +60,9 @@ def need_packages() -> None:
         raise UsageError(f"--gguf needs gguf and xllamacpp ({install('requirements-eval.txt')})")
 
 
-def check_supported(model: GPT, tokenizer: Tokenizer, form: str) -> None:
+def check_supported(c: GPTConfig, tokenizer: Tokenizer, form: str) -> None:
     """UsageError, with the way out, if llama.cpp does not support the model or the tokenizer."""
-    c = model.config
     name, reason = mapping.choose_class(c)
-    problem = ""
     if name == mapping.OWN:
         problem = f"{reason}, nor has llama.cpp; train a preset like d12-stock"
     elif c.nope_every:
@@ -72,22 +70,21 @@ def check_supported(model: GPT, tokenizer: Tokenizer, form: str) -> None:
     elif tokenizer.nfc:
         problem = "llama.cpp does not normalize text (nfc); prepare it with --no_nfc"
     elif tokenizer.split not in SPLIT_NAMES:
-        problem = "llama.cpp does not split text like this tokenizer; prepare it with --digits 1"
-        problem += ", and without --tokenizer"
+        problem = "llama.cpp does not split text so; prepare it with --digits 1, no --tokenizer"
     elif form == "q8_0" and any(w % 32 for w in (c.n_embd, c.mlp_hidden, c.n_head * c.head_dim)):
         problem = "q8_0 takes 32 weights at once, and a width is no multiple of it; take f16"
-    if problem:
-        raise UsageError(f"--gguf: {problem} (docs/leave.md)")
+    else:
+        return
+    raise UsageError(f"--gguf: {problem} (docs/leave.md)")
 
 
 def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
     """Write NAME.gguf and Modelfile into the folder, which is to be called `out`, and compare;
     returns a command that uses them. ParityError if anything differs."""
-    model = loaded.model
     tokenizer = loaded.tokenizer
     tuned = loaded.provenance.tuned
-    check_supported(model, tokenizer, form)
-    c = replace(model.config, doc_mask=False)  # a text is one document
+    c = replace(loaded.model.config, doc_mask=False)  # a text is one document
+    check_supported(c, tokenizer, form)
     # As Ollama wants it; with a dash in front, it would be an option.
     name = re.sub(r"[^\w.-]|^\W", "_", loaded.run_dir.name[:100], flags=re.ASCII)
     file = folder / f"{name}.gguf"
@@ -102,8 +99,9 @@ def export(loaded: Trained, folder: Path, out: Path, form: str) -> str:
         f"ids; log p differs by {far:.1g} at most"
     )
     words = CHAT if tuned else "{{ .Prompt }}"
-    text = MODELFILE.format(file=file.name, template=words, seq_len=c.seq_len)
-    disk.write_text(folder / "Modelfile", text)
+    disk.write_text(
+        folder / "Modelfile", MODELFILE.format(file=file.name, template=words, seq_len=c.seq_len)
+    )
     return shlex.join(["llama-server", "-m", str(out / file.name)])
 
 
@@ -117,8 +115,7 @@ def facts_of(loaded: Trained, name: str, form: str) -> dict:
     ends = template.ends(tokenizer, loaded.provenance.tuned)
     tree = json.loads(tokenizer.spec)["model"]
     special = tokenizer.special.values()
-    texts = {i: text for text, i in [*tree["vocab"].items(), *tokenizer.special.items()]}
-    kinds = gguf.TokenType
+    texts = {i: text for text, i in (tree["vocab"] | tokenizer.special).items()}
     facts = dict(
         name=name,
         file_type=gguf.LlamaFileType[f"{'ALL' if form == 'f32' else 'MOSTLY'}_{form.upper()}"],
@@ -137,7 +134,9 @@ def facts_of(loaded: Trained, name: str, form: str) -> dict:
         tokenizer_model="gpt2",  # a byte-level BPE
         tokenizer_pre=SPLIT_NAMES[tokenizer.split],
         token_list=[texts[i] for i in range(c.vocab_size)],
-        token_types=[kinds.CONTROL if i in special else kinds.NORMAL for i in sorted(texts)],
+        token_types=[
+            gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in sorted(texts)
+        ],
         token_merges=[" ".join(pair) for pair in tree["merges"]],
         add_bos_token=True,
         bos_token_id=tokenizer.bos_id,
@@ -196,7 +195,6 @@ class Served:
         params.port = 0  # any that is free
         params.cpuparams.n_threads = 1  # several spin while they wait for each other
         params.cpuparams_batch.n_threads = 1
-        params.warmup = False
         params.verbosity = 0
         params.prefill_assistant = False  # a conversation that ends with an answer stays as it is
         # Keys and values stay in fp32; flash attention would take them in fp16.
@@ -211,26 +209,22 @@ class Served:
         self.session.trust_env = False  # no proxy
 
     def ask(self, path: str, **body) -> dict:
-        address = self.server.listening_address + path
-        answer = self.session.request("POST" if body else "GET", address, json=body)
+        how = "POST" if body else "GET"
+        answer = self.session.request(how, self.server.listening_address + path, json=body)
         if not answer.ok:
             raise ParityError(f"llama.cpp refuses {path}: {answer.text[:200]}")
         return answer.json()
 
     def __call__(self, text: str, add_special_tokens=True, parse_special=False, **_):
-        answer = self.ask(
-            "/tokenize", content=text, add_special=add_special_tokens, parse_special=parse_special
-        )
-        return SimpleNamespace(input_ids=answer["tokens"])
+        how = dict(add_special=add_special_tokens, parse_special=parse_special)
+        return SimpleNamespace(input_ids=self.ask("/tokenize", content=text, **how)["tokens"])
 
     def decode(self, ids: list[int]) -> str:
         return self.ask("/detokenize", tokens=ids)["content"]
 
     def apply_chat_template(self, messages: list[dict], add_generation_prompt: bool, **_):
-        answer = self.ask(
-            "/apply-template", messages=messages, add_generation_prompt=add_generation_prompt
-        )
-        return self(answer["prompt"], parse_special=True).input_ids
+        how = dict(messages=messages, add_generation_prompt=add_generation_prompt)
+        return self(self.ask("/apply-template", **how)["prompt"], parse_special=True).input_ids
 
 
 @torch.no_grad()
@@ -240,8 +234,7 @@ def compare_numbers(model: GPT, served: Served, tolerance: float) -> float:
     that is above 1."""
     c = model.config
     T = min(c.seq_len, parity.POSITIONS)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(c.vocab_size, (T,), generator=generator)
+    ids = torch.randint(c.vocab_size, (T,), generator=torch.Generator().manual_seed(0))
     ids[0] = c.bos_id
     logits = model(ids[None])[0]  # (T, V)
     log_p = logits.log_softmax(-1)

@@ -26,7 +26,6 @@ TABLES = ("embed", "head", "value_embeds")  # weights with a row per token
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
 STOCK = dict(mlp="swiglu", extras=(), logit_softcap=0.0)  # what all three stock classes have
-LLAMA = STOCK | dict(qk_norm=False, embed_norm=False, nope_every=0)
 KEYS = {  # a field of GPTConfig -> its key in the config.json of a stock class
     "seq_len": "max_position_embeddings",
     "vocab_size": "vocab_size",
@@ -39,6 +38,24 @@ KEYS = {  # a field of GPTConfig -> its key in the config.json of a stock class
     "tie_embeddings": "tie_word_embeddings",
     "rope_theta": "rope_theta",  # transformers 4 would silently take 10,000 without it
 }
+THEIRS = {  # the kind of a weight (model.KINDS) -> its name in a stock class; {}: the layer
+    "embed": "model.embed_tokens.weight",
+    "head": "lm_head.weight",
+    "q": "model.layers.{}.self_attn.q_proj.weight",
+    "k": "model.layers.{}.self_attn.k_proj.weight",
+    "v": "model.layers.{}.self_attn.v_proj.weight",
+    "q_gain": "model.layers.{}.self_attn.q_norm.weight",
+    "k_gain": "model.layers.{}.self_attn.k_norm.weight",
+    "out": "model.layers.{}.self_attn.o_proj.weight",
+    "up": "model.layers.{}.mlp.up_proj.weight",
+    "gate": "model.layers.{}.mlp.gate_proj.weight",
+    "down": "model.layers.{}.mlp.down_proj.weight",
+}
+NORMS = {  # the kind of a weight -> the norm that it reads
+    "head": "model.norm.weight",
+    **dict.fromkeys("qkv", "model.layers.{}.input_layernorm.weight"),
+    **dict.fromkeys(("up", "gate"), "model.layers.{}.post_attention_layernorm.weight"),
+}
 
 
 def choose_class(c: GPTConfig) -> tuple[str, str]:
@@ -48,6 +65,8 @@ def choose_class(c: GPTConfig) -> tuple[str, str]:
         others.append("embed_norm with tie_embeddings")
     if c.qk_norm and c.nope_every:
         others.append("qk_norm with nope_every")
+    if c.qk_gain and not c.qk_norm:
+        others.append("qk_gain without qk_norm")
     if others:
         return OWN, f"no stock class has {', '.join(others)}"
     same = "it computes the same numbers"
@@ -93,46 +112,22 @@ def config_json(c: GPTConfig, name: str) -> dict:
 
 
 def names_in(c: GPTConfig, name: str) -> dict[str, str]:
-    """Our name of each weight -> its name in Llama and its like, or in OWN, which has ours."""
+    """Our name of each weight -> its name in a stock class, or in OWN, which has ours."""
+    with torch.device("meta"):
+        ours = GPT(c).state_dict()
     if name == OWN:
-        with torch.device("meta"):
-            return {name: name for name in GPT(c).state_dict()}
-    names = {"embed.weight": "model.embed_tokens.weight"}
-    if not c.tie_embeddings:
-        names["head.weight"] = "lm_head.weight"
-    parts = {
-        "attn.q": "self_attn.q_proj",
-        "attn.k": "self_attn.k_proj",
-        "attn.v": "self_attn.v_proj",
-        "attn.out": "self_attn.o_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.gate": "mlp.gate_proj",
-        "mlp.down": "mlp.down_proj",
-    }
-    for i in range(c.n_layer):
-        for ours, theirs in parts.items():
-            names[f"blocks.{i}.{ours}.weight"] = f"model.layers.{i}.{theirs}.weight"
-    return names
-
-
-def norms_in(c: GPTConfig, name: str) -> dict[str, int]:
-    """The norms' weights that Llama and its like have and we do not -> numbers in each."""
-    if name == OWN:
-        return {}
-    sizes = {"input_layernorm": c.n_embd, "post_attention_layernorm": c.n_embd}
-    if name == "Qwen3":
-        sizes |= {"self_attn.q_norm": c.head_dim, "self_attn.k_norm": c.head_dim}
-    norms = {"model.norm.weight": c.n_embd}
-    for i in range(c.n_layer):
-        norms |= {f"model.layers.{i}.{norm}.weight": size for norm, size in sizes.items()}
-    return norms
+        return {key: key for key in ours}
+    return {key: THEIRS[kind_of(key)].format(key.split(".")[1]) for key in ours}
 
 
 def fit_tables(c: GPTConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state dict with its tables, which have a row per token, cut to vocab_size rows and padded
     with zeros to those of GPT(c)."""
-    fit = lambda w: F.pad(w[: c.vocab_size], (0, 0, 0, c.padded_vocab - c.vocab_size))
-    return {name: fit(w) if kind_of(name) in TABLES else w for name, w in state.items()}
+    padding = (0, 0, 0, c.padded_vocab - c.vocab_size)
+    return {
+        name: F.pad(w[: c.vocab_size], padding) if kind_of(name) in TABLES else w
+        for name, w in state.items()
+    }
 
 
 def to_huggingface(model: GPT) -> dict[str, Tensor]:
@@ -140,7 +135,13 @@ def to_huggingface(model: GPT) -> dict[str, Tensor]:
     c = model.config
     state = model.state_dict()
     name, _ = choose_class(c)
-    weights = {norm: torch.ones(size) for norm, size in norms_in(c, name).items()}
+    weights = {}
+    if name != OWN:  # the norms' weights, which of ours only those of q and k may have
+        sizes = dict.fromkeys(NORMS.values(), c.n_embd)
+        if c.qk_norm:
+            sizes |= {THEIRS["q_gain"]: c.head_dim, THEIRS["k_gain"]: c.head_dim}
+        for i in range(c.n_layer):
+            weights |= {norm.format(i): torch.ones(size) for norm, size in sizes.items()}
     for ours, theirs in names_in(c, name).items():
         w = state[ours].cpu().float()
         if kind_of(ours) in TABLES:
@@ -199,10 +200,11 @@ def read_record(folder: Path) -> Export:
     except DataError as error:
         raise CheckpointError(f"{error}; export it again") from None
     # It states the model twice, for transformers and for us; edited in one place, both would run.
-    # A shape that has a stock class today may have brought our own file when it was exported.
+    # A shape that has a stock class today may have brought our own file when it was exported, and
+    # one without gains did not say so.
     c = record.model
     name = record.class_name
-    is_whole = config_json(c, name).items() <= tree.items()
+    is_whole = config_json(c, name).items() <= ({"qk_gain": False} | tree).items()
     if not is_whole or name not in (OWN, choose_class(c)[0]):
         raise CheckpointError(f"{file} is not as it was exported; copy it again")
     return record

@@ -6,6 +6,8 @@ model, so model.safetensors holds its weights as they are. A row of ids is one d
 its tokens. Shapes: B rows, T positions, H query heads, G key/value heads, D = head_dim.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,7 +22,7 @@ VALUE_GATE_CHANNELS = 12
 
 
 class Nano2049Config(PreTrainedConfig):
-    """The fields of the trainer's GPTConfig, under its names."""
+    """The fields of the trainer's GPTConfig, under its names, as config.json has them."""
 
     model_type = "nano2049"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
@@ -32,21 +34,6 @@ class Nano2049Config(PreTrainedConfig):
         "num_key_value_heads": "n_kv_head",
         "intermediate_size": "mlp_hidden",
     }
-    seq_len: int = 2048
-    vocab_size: int = 32_768
-    n_layer: int = 12
-    n_embd: int = 768
-    n_head: int = 6
-    n_kv_head: int = 6
-    head_dim: int = 128
-    mlp: str = "relu2"
-    mlp_hidden: int = 3072
-    qk_norm: bool = True
-    embed_norm: bool = True
-    logit_softcap: float = 15.0
-    rope_theta: float = 100_000.0
-    nope_every: int = 0
-    extras: tuple = ()
 
     def has_value_embed(self, layer):
         return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
@@ -83,8 +70,7 @@ def refuse_unread(options):
             raise TypeError(f"this model does not read {name}")
 
 
-def linear(n_in, n_out):
-    return nn.Linear(n_in, n_out, bias=False)
+linear = partial(nn.Linear, bias=False)
 
 
 class Attention(nn.Module):
@@ -92,15 +78,19 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         self.layer = layer
+        C, H, G, D = config.n_embd, config.n_head, config.n_kv_head, config.head_dim
         # what transformers' attention functions ask a module for
         self.is_causal = True
-        self.num_key_value_groups = config.n_head // config.n_kv_head
-        self.q = linear(config.n_embd, config.n_head * config.head_dim)
-        self.k = linear(config.n_embd, config.n_kv_head * config.head_dim)
-        self.v = linear(config.n_embd, config.n_kv_head * config.head_dim)
-        self.out = linear(config.n_head * config.head_dim, config.n_embd)
+        self.num_key_value_groups = H // G
+        self.q = linear(C, H * D)
+        self.k = linear(C, G * D)
+        self.v = linear(C, G * D)
+        self.out = linear(H * D, C)
+        if config.qk_gain:
+            self.q_gain = nn.Parameter(torch.ones(D))
+            self.k_gain = nn.Parameter(torch.ones(D))
         if config.has_value_embed(layer):
-            self.value_gate = linear(VALUE_GATE_CHANNELS, config.n_kv_head)
+            self.value_gate = linear(VALUE_GATE_CHANNELS, G)
 
     def forward(self, x, value_embed, has_previous, cos, sin, mask, cache):
         config = self.config
@@ -116,21 +106,23 @@ class Attention(nn.Module):
             k = self._offset(k, has_previous, cache)
         if config.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
+        if config.qk_gain:
+            q = q * self.q_gain
+            k = k * self.k_gain
         if config.has_rope(self.layer):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             config._attn_implementation, eager_attention_forward
         )
         y, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=config.head_dim**-0.5)
-        return self.out(y.reshape(B, T, -1))  # y (B, T, H, D)
+        return self.out(y.flatten(2))  # y (B, T, H, D)
 
     def _offset(self, k, has_previous, cache):
         """Take half of each key, the pairs that RoPE rotates slowest, from the token before."""
-        T = k.size(1)
-        D = k.size(-1)
+        _, T, _, D = k.shape
         seen = remember(cache, self.config.n_layer + self.layer, k.transpose(1, 2))
         previous = F.pad(seen, (0, 0, 1, 0))[:, :, -T - 1 : -1].transpose(1, 2)  # (B, T, G, D)
         slow = torch.arange(D, device=k.device) % (D // 2) >= D // 4
@@ -236,9 +228,8 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
     def _rope(self, position_ids):
         """(B or 1, T) -> cos and sin, (B or 1, T, 1, D/2) each, in fp32."""
         D = self.config.head_dim
-        device = position_ids.device
-        exponent = torch.arange(0, D, 2, device=device, dtype=torch.float32) / D
-        angle = position_ids[..., None, None].float() * (1.0 / self.config.rope_theta**exponent)
+        exponent = torch.arange(0, D, 2, device=position_ids.device, dtype=torch.float32) / D
+        angle = position_ids[..., None, None] * (1.0 / self.config.rope_theta**exponent)
         return angle.cos(), angle.sin()
 
     def _has_previous(self, ids, attention_mask, start):

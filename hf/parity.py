@@ -144,9 +144,12 @@ def compare_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     # cache. Logits as near to the best as the difference allows count as equal to it.
     n = min(NEW_TOKENS, T // 2)
     prompt = ids[:1, : T - n]
-    mask = torch.ones_like(prompt)  # BOS is no padding
     text = theirs.generate(  # (1, T)
-        prompt, attention_mask=mask, max_new_tokens=n, do_sample=False, use_cache=True
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # BOS is no padding
+        max_new_tokens=n,
+        do_sample=False,
+        use_cache=True,
     )
     logits = model(text)[0, -n - 1 : -1]  # (n, V)
     short_of_best = logits.max(-1).values - logits.gather(1, text[0, -n:, None])[:, 0]  # (n,)

@@ -7,12 +7,13 @@ prepare_data.py --tokenizer, hf/imported.py.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from config import UsageError
 from machinery import disk
 from machinery.errors import DataError, reason_of
-from tokenizer import BOS, Tokenizer, read_spec
+from tokenizer import Tokenizer, begins_with, read_spec
 
 WANTED = ("*.safetensors", "*.json")  # what is fetched from the Hub: no code, and no pickle
 
@@ -53,8 +54,8 @@ def file_in(folder: Path, name: str) -> Path:
 
 def read(word: str | Path, bos_token: str = "") -> Given:
     """word: a tokenizer.json, its folder, or hf:REPO. The token that begins a document is
-    bos_token, else what the file puts first, else the bos_token or the eos_token of
-    tokenizer_config.json; UsageError if none of them says so, or if it is of another kind."""
+    bos_token, else what the file puts first, else what the files beside it name (`named_in`);
+    UsageError if none of them says so, or if it is of another kind."""
     folder = local_folder(word)
     path = file_in(folder, "tokenizer.json") if folder.is_dir() else folder.resolve()
     try:
@@ -79,11 +80,12 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
             raise UsageError(f"the tokenizer's {t['content']!r} swallows the spaces beside it")
     special = {t["content"]: t["id"] for t in tree["added_tokens"] if t["special"]}
     post = tree["post_processor"] or {}
-    steps = [s for s in post.get("processors", [post]) if s.get("type") == "TemplateProcessing"]
-    first = ((steps or [{}])[0].get("single") or [{}])[0].get("SpecialToken", {}).get("id", "")
-    if bos_token in ("", first) and (first and steps[0] is post or not first and BOS in special):
+    steps = (s for s in post.get("processors", [post]) if s.get("type") == "TemplateProcessing")
+    template = next(steps, None)
+    first = begins_with({"post_processor": template})
+    if bos_token in ("", first) and first in special and template in (None, post):
         return spec
-    first = bos_token or first or named_in(folder)
+    first = bos_token or (first if first in special else named_in(folder, special))
     if first not in special:
         reason = f"has no special token {first}" if first else "does not say what begins a document"
         names = ", ".join(special) or "none"
@@ -91,15 +93,16 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
     return json.dumps(json.loads(spec) | begin_with(first, special[first]), ensure_ascii=False)
 
 
-def named_in(folder: Path) -> str:
-    """The bos_token, or else the eos_token, in the tokenizer_config.json of a folder, or beside a
-    tokenizer.json."""
+def named_in(folder: Path, special: dict[str, int]) -> str:
+    """The token that the files in a folder, or beside a tokenizer.json, name: the bos_token of
+    tokenizer_config.json; the bos_token_id of config.json, if it is special; the eos_token."""
     folder = folder if folder.is_dir() else folder.parent
-    try:
-        config = disk.read_json(file_in(folder, "tokenizer_config.json"))
-    except DataError:
-        return ""
-    tokens = [config.get("bos_token"), config.get("eos_token")]
+    said = {}
+    for file in ("config.json", "tokenizer_config.json"):
+        with suppress(DataError):
+            said |= disk.read_json(file_in(folder, file))
+    by_id = [text for text, i in special.items() if i == said.get("bos_token_id")]
+    tokens = [said.get("bos_token"), *by_id, said.get("eos_token")]
     names = [t.get("content") if isinstance(t, dict) else t for t in tokens]
     return next((name for name in names if isinstance(name, str) and name), "")
 

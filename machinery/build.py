@@ -109,10 +109,9 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
 
 
 def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror) -> checkpoint.Checkpointer:
-    folder = log.run_dir / "checkpoints"
-    options = preset.run
+    run = preset.run
     return checkpoint.Checkpointer(
-        folder, options.keep, plan.keep_step, mirror, log.print, options.keep_every
+        log.run_dir / "checkpoints", run.keep, plan.keep_step, mirror, log.print, run.keep_every
     )
 
 
@@ -128,9 +127,12 @@ def load(
     there is none, load only weights, if given: another run's, or those of another program's model
     (hf/imported.py)."""
     options = preset.run
-    own = folders.identity(preset, manifest)
-    path = None if options.resume == "auto" else Path(options.resume)
-    state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
+    state = checkpoints.resume(
+        model,
+        optimizers,
+        None if options.resume == "auto" else Path(options.resume),
+        partial(folders.check_same_run, folders.identity(preset, manifest)),
+    )
     if state and state.dtype not in ("", str(model.compute_dtype)):
         checkpoints.log(
             f"warning: computed in {model.compute_dtype} from here on, in {state.dtype} before"
@@ -144,9 +146,7 @@ def load(
     elif foreign:
         checkpoints.log(foreign.load_into(model, checkpoints.team))
     elif options.init_from:
-        folder = trained.folder_of(options.init_from)
-        kind = "run_dir" if Path(folder, "checkpoints").is_dir() else "checkpoint"
-        which = trained.EvalConfig(**{kind: folder})
+        which = trained.EvalConfig(**trained.find_model(options.init_from))
         start = checkpoints.team.on_first(lambda: trained.find_checkpoint(which))
         other = checkpoint.read_trainer(start).identity
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
@@ -199,10 +199,9 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
     failed, if anything. Raises errors of the model's own code, and running out of memory if the
     micro-batch cannot shrink: it is 1, was given, or FSDP was left in the middle of a step."""
     step_model = model
-    device = model.cos.device
     try:
         shape = (plan.micro_batch, plan.seq_len + 1)
-        tokens = torch.randint(model.config.vocab_size, shape, device=device)
+        tokens = torch.randint(model.config.vocab_size, shape, device=model.cos.device)
         inputs = tokens[:, :-1].contiguous()
         targets = tokens[:, 1:].contiguous()
         if plan.compile and not plan.sharded:  # sharded, its blocks are compiled already
@@ -269,6 +268,5 @@ def open_loader(
 
 
 def make_meter(model: GPT, world: ranks.World, options: cfg.RunConfig) -> flops.Meter:
-    causal = model.flops_per_token(causal=True)
-    peak = flops.find_peak(world, options.peak_tflops)
-    return flops.Meter(model.flops_per_token(), causal, peak, world.world_size)
+    each = [model.flops_per_token(causal=causal) for causal in (False, True)]
+    return flops.Meter(*each, flops.find_peak(world, options.peak_tflops), world.world_size)

@@ -37,11 +37,7 @@ class TrainArgs:
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
     """`parse("train.py", "train", ["d12", "--steps", "200"])` -> the preset with its folders."""
     name, options = first_word(argv)
-    others = f"there are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
-    if os.path.exists(name):
-        others += f" (to read that file or folder: tiny --source files:{name})"
-    near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
-    preset = replace(cfg.find_preset(name) or lookup("preset", name, near, others), name=name)
+    preset = preset_called(name)
     default = TrainArgs(preset.train, preset.run, preset.model)
     args = read_options(preset.data if part == "data" else default, options, f"{program} {name}")
     where = args if part == "data" else args.run
@@ -54,6 +50,15 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     return replace(preset, model=args.model, train=args.train, run=where)
 
 
+def preset_called(name: str) -> cfg.Preset:
+    """The preset of that name or depth; UsageError, with a similar name, if there is none."""
+    others = f"there are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
+    if os.path.exists(name):
+        others += f" (to read that file or folder: tiny --source files:{name})"
+    near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
+    return replace(cfg.find_preset(name) or lookup("preset", name, near, others), name=name)
+
+
 def first_word(argv: list[str]) -> tuple[str, list[str]]:
     """The word before the options, tiny if there is none; and the options."""
     return (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("tiny", argv)
@@ -64,12 +69,16 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     import tyro
 
     parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
-    ours = {name for part in parts for name in vars(part)}
-    flags = [word.partition("=")[0][2:].replace("-", "_") for word in argv if word[:2] == "--"]
+    ours = {name: value for part in parts for name, value in vars(part).items()}
+    option = re.compile(r"--(?:[\w-]*\.)*([\w-]*)").match  # its last part: --train.max_tokens
+    flags = [found[1].replace("-", "_") for found in map(option, argv) if found]
     foreign = [name for name in flags if name in cfg.FOREIGN.keys() - ours]
     if foreign:
         known = "; ".join(f"for --{name} it is {cfg.FOREIGN[name]}" for name in foreign)
         raise UsageError(f"there is no --{', --'.join(foreign)}; here {known}")
+    for flag in flags:
+        if isinstance(ours.get(flag), tuple) and flags.count(flag) > 1:
+            raise UsageError(f"--{flag} is given twice; write all its values after one --{flag}")
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
     home = rf"\1{os.path.expanduser('~')}"  # which a shell leaves as it is after an =

@@ -31,8 +31,9 @@ def open_data(folder: str, preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     found = dict(
         vocab_size=manifest.vocab_size, seq_len=manifest.row_len - 1, bos_id=manifest.bos_id
     )
-    remedy = "leave it out, or prepare the data that way"
-    preset = decide(preset, found, preset.run.data_dir, remedy)
+    preset = decide(
+        preset, found, preset.run.data_dir, "leave it out, or prepare the data that way"
+    )
     if preset.train.epochs:  # another way to say --tokens
         tokens = max(1, round(preset.train.epochs * manifest.tokens("train")))
         preset = replace(preset, train=replace(preset.train, epochs=0.0, tokens=str(tokens)))
@@ -118,7 +119,8 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
     """The facts that decide the numbers of a run: with one changed, it is another run. Only its
     code may change on the way, with a warning (build.load)."""
     facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
-    facts |= dict(conversations=True) if manifest.marks else {}
+    if manifest.marks:
+        facts["conversations"] = True
     facts["revisions"] = [source.revision for source in manifest.facts.sources]
     facts["code"] = tree_of(code.of_process()[0])
     return asdict(preset.train) | asdict(preset.model) | facts

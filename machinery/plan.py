@@ -67,7 +67,7 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
     parallel = pick_parallel(run.parallel, world, state)
-    rows = rows_of_step(preset)
+    rows = rows_of_step(preset)  # refuses a step that is no whole rows
     per_token = activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
@@ -142,12 +142,9 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     """The decisions, as lines to print."""
     config, model, every = preset.train, preset.model, preset.run.keep_every
     W = plan.world_size
-    rows = plan.micro_batch
     tokens = plan.steps * plan.tokens_per_step
-    spare = plan.grad_accum * rows * W - plan.rows_per_step
-    size = f"{plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens"
+    spare = plan.grad_accum * plan.micro_batch * W - plan.rows_per_step
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
-    disk = f"{tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     # the newest, the best, the one before the decay, one being written, those of --keep_every
     saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
@@ -160,11 +157,12 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
             f"{', '.join(model.extras) or 'none'}",
             f"FLOPs     {meta.flops_per_token():,} per token in the full convention, "
             f"{meta.flops_per_token(causal=True):,} in the causal one",
-            f"run       {size}",
-            f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x "
-            f"{W} rank{'s' * (W > 1)}{filled}{rates}",
+            f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
+            f"step      {plan.micro_batch} rows x {model.seq_len:,} tokens x {plan.grad_accum} "
+            f"accumulated x {W} rank{'s' * (W > 1)}{filled}{rates}",
             f"memory    {memory}",
-            f"disk      {disk}{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
+            f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
+            f"{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
         ]
     )
 
@@ -181,8 +179,9 @@ def pick_parallel(asked: str, world: World, state: int) -> str:
     """none, ddp or fsdp; auto shards (fsdp) unless the state takes less than half the memory."""
     if world.world_size == 1:
         return "none"
-    choice = "ddp" if state < 0.5 * world.memory_bytes else "fsdp"
-    return choice if asked == "auto" else asked
+    if asked != "auto":
+        return asked
+    return "ddp" if state < 0.5 * world.memory_bytes else "fsdp"
 
 
 def micro_batch_for(rows: int, world_size: int, most: int, sharded: bool = False) -> int:

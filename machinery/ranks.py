@@ -224,4 +224,4 @@ class Signals:
             raise KeyboardInterrupt("at once: the same command resumes from the newest checkpoint")
         self.received = signum
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            os.write(2, b"ends after this step; Ctrl-C again: at once, without a checkpoint\n")
+            os.write(2, b"ends soon, with a checkpoint; Ctrl-C again: at once, without one\n")

@@ -7,7 +7,8 @@ import shlex
 
 def time_left_s(run, step: int) -> float:
     """Seconds from `step` to the end of a run, with its validations and its last save."""
-    every, plan = run.preset.run.eval_every, run.plan
+    every = run.preset.run.eval_every
+    plan = run.plan
     evals = math.ceil(plan.steps / every) - step // every if every else 1
     return run.meter.eta_s(
         (plan.steps - step) * plan.tokens_per_step, eval=evals, report=evals, save=1

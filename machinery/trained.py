@@ -63,7 +63,7 @@ def find_model(word: str) -> dict[str, str]:
     path = Path(folder)
     if find_preset(word) or (path / "checkpoints").is_dir():
         return dict(run_dir=folder)
-    if (path / "trainer.json").exists() or is_export(path):
+    if (path / "dcp").is_dir() or is_export(path):
         return dict(checkpoint=folder)
     raise UsageError(
         f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor a run, a checkpoint or an "
@@ -200,8 +200,9 @@ def read_checkpoint(config: EvalConfig, device, dtype: torch.dtype) -> Trained:
     trainer = checkpoint.read_trainer(path)
     with torch.device("meta"):
         model = GPT(trainer.model, compute_dtype=dtype)
-    weights = checkpoint.weights_of(model)
-    checkpoint.check_fits(path, weights, "model.")  # before any memory is taken
+    checkpoint.check_fits(
+        path, checkpoint.weights_of(model), "model."
+    )  # before any memory is taken
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
     checkpoint.load_model(path, model, verified=not config.checkpoint)

@@ -46,9 +46,8 @@ def read_turns(value: object) -> list[Turn]:
     for turn in value if isinstance(value, list) else [None]:
         if not isinstance(turn, dict) or not turn.keys() & {"role", "from"}:
             raise TurnsError('something else than turns, {"role": ...} each, or their JSON', value)
-        role = first_of(turn, "role", "from")
         text = first_of(turn, "content", "value")
-        known = ROLES.get(str(role).strip().lower())
+        known = ROLES.get(str(first_of(turn, "role", "from")).strip().lower())
         if known is None:
             raise TurnsError("a role other than system, user and assistant", value)
         parts = text if isinstance(text, list) else [text]
@@ -63,8 +62,7 @@ def read_turns(value: object) -> list[Turn]:
 
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
-    found = (turn[name] for name in names if turn.get(name) is not None)
-    return max(found, key=bool, default=None)
+    return max((turn[name] for name in names if turn.get(name) is not None), key=bool, default=None)
 
 
 def read_example(value: object, notes: Counter[str]) -> list[Turn]:
@@ -97,7 +95,7 @@ def marks(tokenizer) -> tuple[int, int, int]:
             f"the tokenizer has no {missing[0]} token, which conversations need; take one that "
             "prepare_data.py has trained"
         )
-    return tuple(tokenizer.special[name] for name in names)
+    return tuple(map(tokenizer.special.get, names))
 
 
 def encode(turns: list[Turn], tokenizer, reply: bool = False) -> list[int]:
@@ -144,7 +142,6 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
     """A conversation -> ids without BOS, in pieces that fit into a row with their BOS. It is cut
     between exchanges, and each piece begins with the system text and a question. An exchange longer
     than a row loses the end of its answer with its <|end|>, so it does not teach to stop there."""
-    assistant = marks(tokenizer)[1]
     system = [turn for turn in turns if turn[0] == "system"]
     asked = turns[len(system) :]
     piece = []
@@ -155,7 +152,7 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
             piece = []
             ids = encode([*system, *exchange], tokenizer)
             notes[CUT] += 1
-        before = ids.index(assistant) + 1  # ids before the answer
+        before = ids.index(marks(tokenizer)[1]) + 1  # ids before the answer
         notes[ANSWERS] += len(ids) - before
         if len(ids) < row_len:
             piece += ids

@@ -24,10 +24,10 @@ def without_duplicates(job: Job, executor: Executor) -> Job:
     stays, so the first units of a source have no duplicates either."""
     if job.config.dedup == "none":
         return job
-    tasks = (task_of(job, unit) for unit in job.units)
+    tasks = zip(*(task_of(job, unit) for unit in job.units))
     seen = set()
     units = {}
-    for unit, hashes in zip(job.units, executor.map(hashes_of, *zip(*tasks))):
+    for unit, hashes in zip(job.units, executor.map(hashes_of, *tasks)):
         duplicates = set()
         for i, value in enumerate(hashes):
             if value in seen:

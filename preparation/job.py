@@ -28,7 +28,7 @@ from machinery.output import say
 from preparation import chat, sources
 from preparation.reading import DOCUMENT, Notes, beginning
 from preparation.sources import Source
-from tokenizer import SPLIT, Tokenizer, blocks, normalize, split_of
+from tokenizer import Tokenizer, blocks, normalize, split_of
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
@@ -79,8 +79,7 @@ class Job:
 def plan_job(config: DataConfig, given: Tokenizer | None = None) -> Job:
     """given: the tokenizer that config.tokenizer names; None: one is to be trained. UsageError for
     options or text that cannot be used, DataError for text that cannot be read."""
-    encoding = sources.encoding_of(config.encoding)
-    found = [sources.parse(spec, encoding) for spec in config.source]
+    found = [sources.parse(spec, sources.encoding_of(config.encoding)) for spec in config.source]
     shares = shares_of(config, found)
     tokens = tokens_wanted(config, found)
     data.pack([], config.row_len, 0)  # refuses a bad row_len
@@ -108,8 +107,8 @@ def plan_job(config: DataConfig, given: Tokenizer | None = None) -> Job:
         key=digest([options, units]),
     )
     below = val_below(job)
-    name = f".units/{digest([job.key, below, written_ns(job)])}"
-    return replace(job, val_below=below, unit_dir=disk.inside(folder.absolute(), name))
+    folder = disk.inside(folder.absolute(), f".units/{digest([job.key, below, written_ns(job)])}")
+    return replace(job, val_below=below, unit_dir=folder)
 
 
 def digest(tree: object) -> str:
@@ -170,14 +169,15 @@ def list_units(source: Source, folder: Path) -> tuple[list[dict], dict]:
 def tokenizer_key(config: DataConfig, given: Tokenizer | None, shares: list[float]) -> object:
     """What decides the tokenizer: what it is trained on, or the sha256 of a given one. UsageError
     for options that a given one cannot follow."""
-    split = split_of(config.digits, config.keep_marks)
+    splits = [split_of(config.digits, combining) for combining in (False, True)]
+    asked = config.digits != DataConfig.digits
     if given is None:
         key = [config.vocab_size, config.nfc, TOKENIZER_CHARS, shares]
-        return key if split == SPLIT else [*key, split]  # data made before --digits keep theirs
-    if split not in (SPLIT, given.split):  # SPLIT: nothing was asked for
+        return [*key, splits[0]] if asked else key  # data made before --digits keep theirs
+    if asked and given.split not in splits:
         raise UsageError(
-            f"--digits and --keep_marks are for a tokenizer that is trained, and "
-            f"{config.tokenizer} cuts text in its own way; add --digits 2 --no_keep_marks"
+            f"--digits is for a tokenizer that is trained, and {config.tokenizer} cuts text in its "
+            "own way; add --digits 2"
         )
     if config.nfc and not given.nfc:
         raise UsageError(
@@ -209,8 +209,7 @@ def block_size(source: Source, size: int | None) -> int:
     the longest that a plain text is not cut) stands for all of it: for conversations, records, and
     plain text in many files. Of plain text in a few files, `size` bytes in all, it is 4,096, or a
     thousandth of a long text, or a 32nd of a short one."""
-    is_whole = source.remote or source.conversations
-    if size is None or is_whole or sources.has_records(source):
+    if size is None or source.remote or source.conversations or sources.has_records(source):
         return DOCUMENT
     return min(max(min(4096, size // 32), size // 1024, 1), DOCUMENT)
 

@@ -110,5 +110,6 @@ def check_room(job: Job, done_tokens: int) -> None:
     tokens = job.tokens * 1.05  # a source ends with a whole unit
     if job.bytes is not None:  # at least 2.5 bytes of text per token
         tokens = min(tokens or float("inf"), job.bytes / 2.5)
-    need = (tokens - done_tokens) * width
-    disk.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
+    disk.check_room(
+        job.folder, (tokens - done_tokens) * width, "choose another --data_dir or fewer --tokens"
+    )

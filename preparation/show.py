@@ -1,6 +1,6 @@
-"""A row of prepared data as text: `python prepare_data.py show [PRESET] --row N`; how
-its tokenizer splits a text: `... show [PRESET] --text TEXT`; and all rows compared with the
-manifest: `python prepare_data.py verify [PRESET]`.
+"""A row of prepared data as text: `python prepare_data.py show [NAME] --row N`; how its tokenizer
+splits a text: `... show [NAME] --text TEXT`; and all rows compared with the manifest: `python
+prepare_data.py verify [NAME]`. NAME: of a preset, or the one that --name gave to the data.
 
 Reads only DATA_DIR; writes nothing. A document in a row begins with BOS, and so does a piece of
 one that was cut: a line before each says how many tokens it has.
@@ -24,8 +24,10 @@ from tokenizer import Tokenizer
 class ShowConfig:
     """Print a row of prepared data as text, and where it comes from; or a text's tokens."""
 
+    name: str = ""
+    """Of the data: data/NAME, in place of data/PRESET."""
     data_dir: Local = ""
-    """Folder that prepare_data.py wrote; by default data/PRESET."""
+    """Folder that prepare_data.py wrote; empty: data/PRESET, or that of `name`."""
     row: Annotated[int, 0, LARGEST] = 0
     """Which row, counted from 0 through all sources of the split."""
     split: Literal["train", "val"] = "train"
@@ -34,18 +36,22 @@ class ShowConfig:
     """Print the tokens of this text, not a row."""
 
 
-def show(argv: list[str]) -> int:
-    """`show [PRESET or NAME] [--option value ...]`: print one row, or the tokens of a text."""
+def find(argv: list[str], command: str) -> tuple[ShowConfig, Manifest]:
+    """`[PRESET or NAME] [--option value ...]` -> the options, and the data that they name."""
     name, options = cli.first_word(argv)
-    config = cli.read_options(ShowConfig(f"data/{name}"), options, f"prepare_data.py show {name}")
-    manifest = Manifest.load(config.data_dir, name)
+    config = cli.read_options(ShowConfig(name), options, f"prepare_data.py {command} {name}")
+    return config, Manifest.load(config.data_dir or f"data/{config.name}", config.name)
+
+
+def show(argv: list[str]) -> None:
+    """`show [PRESET or NAME] [--option value ...]`: print one row, or the tokens of a text."""
+    config, manifest = find(argv, "show")
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     if config.text:
         lines = tokens_of(config.text, tokenizer)
     else:
         lines = describe(manifest, tokenizer, config.split, config.row)
     print(printable("\n".join(lines)))
-    return 0
 
 
 def tokens_of(text: str, tokenizer: Tokenizer) -> Iterator[str]:
@@ -64,14 +70,12 @@ def tokens_of(text: str, tokenizer: Tokenizer) -> Iterator[str]:
             shared = []
 
 
-def verify(argv: list[str]) -> int:
+def verify(argv: list[str]) -> None:
     """Compare every file with its sha256 in the manifest; DataError if one is damaged."""
-    preset = cli.parse("prepare_data.py verify", "data", argv)
-    manifest = Manifest.load(preset.data.data_dir, preset.name)
+    _, manifest = find(argv, "verify")
     manifest.check()
     manifest.verify()
     say(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
-    return 0
 
 
 def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[tuple]:

@@ -60,9 +60,8 @@ class Source:
     kind: str  # stdlib, chats, files or hf; other modules ask for the properties below instead
     place: str
     fields: tuple[str, ...] = ("text",)
-    named: bool = (
-        False  # whether the fields were named: then plain text, which has none, is no source
-    )
+    # whether the fields were named: then plain text, which has none, is no source
+    named: bool = False
     encoding: str = "utf-8"
     config: str | None = None
     split: str = "train"
@@ -218,7 +217,9 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
         units[-1]["pieces"].append([name, start, end])
         units[-1]["bytes"] += size
     facts = {"files": len(files), "bytes": total}
-    return units, facts | ({"not_read": dict(skipped.most_common(20))} if skipped else {})
+    if skipped:
+        facts["not_read"] = dict(skipped.most_common(20))
+    return units, facts
 
 
 def documents(source: Source, unit: dict, notes: Notes) -> Iterator[str | list[chat.Turn]]:

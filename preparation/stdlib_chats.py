@@ -95,7 +95,7 @@ def conversation(facts: dict[str, str], rng: random.Random) -> list[dict[str, st
     """Perhaps a greeting or two, a first question, some others, perhaps thanks."""
     first = rng.choice(["what", "name"] + ["arguments"] * 2 * (facts["kind"] == "function"))
     others = ["kind", "where", "again"] + ["count"] * (first == "arguments")
-    topics = [first, *(topic for topic in others if rng.random() < 0.5)]
+    topics = [first] + [topic for topic in others if rng.random() < 0.5]
     exchanges = [rng.choice(FORMS[topic]) for topic in topics]
     if rng.random() < 0.2:
         exchanges = rng.sample(GREETINGS, rng.randint(1, 2)) + exchanges

@@ -47,14 +47,13 @@ def work(job: Job, unit: UnitId) -> Unit:
         if job.sources[unit[0]].conversations:  # each piece has one BOS, the others fill rows
             packing = splits[split].packing
             notes[chat.FILLERS] += packing["bos"] - packing["documents"]
-    begins = [begin for _, begin in held_out if begin]
     done = Unit(
         splits=splits,
         tokens=splits["train"].tokens,
         documents=notes.read + notes.bad,
         notes=dict(notes),
         examples=notes.examples,
-        beginnings="\n".join(begins[:PROMPTS]),
+        beginnings="\n".join([begin for _, begin in held_out if begin][:PROMPTS]),
     )
     disk.write_json(unit_file(job, unit), done)
     return done
@@ -77,7 +76,7 @@ def parts_of(
         for i, (split, part) in enumerate(split_text(job, text, job.blocks[s])):
             # a later part may begin within a line: its first words are those of the next one
             begin = first_words(part.partition("\n")[2] if i else part)
-            yield split, tokenizer.encode_array(part, normalized=True), begin
+            yield split, tokenizer.encode_array(part), begin
 
 
 def split_text(job: Job, text: str, block: int) -> Iterator[tuple[str, str]]:
@@ -118,8 +117,9 @@ def write_split(
     source = job.sources[s]
     dtype = shards.dtype_for(tokenizer.vocab_size)
     docs = (ids.astype(dtype) for ids in docs)
-    row_len = job.config.row_len
-    packed = data.pack(docs, row_len, tokenizer.bos_id, BUFFER, whole=source.conversations)
+    packed = data.pack(
+        docs, job.config.row_len, tokenizer.bos_id, BUFFER, whole=source.conversations
+    )
     rows = packed
     if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
         in_order = list(packed)

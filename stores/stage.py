@@ -32,7 +32,6 @@ def once_per_node(data_dir: str, folder: str, world) -> str:
 def copy(data_dir: str, folder: str | Path = "") -> str:
     """Copy data into `folder` (empty: CACHE) and verify it; returns the folder of the copy."""
     store = Store(data_dir)
-    far = is_published(data_dir)
     folder = Path(folder or CACHE)
     text = store.read("manifest.json", disk.LARGEST_SMALL)
     if text is None:
@@ -47,7 +46,7 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
         name, size, sha256 = file
         path = disk.inside(target, name)
         if not disk.has_sha256(path, sha256):
-            there = f"objects/{sha256}" if far else name
+            there = f"objects/{sha256}" if is_published(data_dir) else name
             store.fetch(there, path, sha256, size or disk.LARGEST_SMALL)
 
     disk.sweep(target.rglob(disk.TEMPORARY))

@@ -42,8 +42,9 @@ class Store:
         try:
             self.fs, root = url_to_fs(url)
         except ImportError:
-            need = install("requirements-store.txt")
-            raise UsageError(f"{self.url} needs: {need} (docs/store.md)") from None
+            raise UsageError(
+                f"{self.url} needs: {install('requirements-store.txt')} (docs/store.md)"
+            ) from None
         self.root = root.rstrip("/")
 
     @contextlib.contextmanager

@@ -21,26 +21,20 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["the cat sat on the mat. " * 40, "What is a cat? An animal."], 300)
 
 
-def write_chats(file: Path, n: int = 400, seed: int = 0) -> list[list[dict]]:
+@pytest.fixture(scope="session")
+def chat_data(tmp_path_factory) -> Path:
     """Of eight words, which a model of a few thousand weights learns: Say cat -> I say cat."""
-    rng = random.Random(seed)
-    said = []
-    for _ in range(n):
-        turns = [{"role": "system", "content": "Say it."}] if rng.random() < 0.2 else []
+    folder = tmp_path_factory.mktemp("chats")
+    rng = random.Random(0)
+    chats = []
+    for _ in range(400):
+        turns = [("system", "Say it.")] if rng.random() < 0.2 else []
         for _ in range(rng.randint(1, 3)):
             words = " ".join(rng.choices("cat dog bird fish tree stone river cloud".split(), k=2))
             please = rng.choice(["", "", "Please: "])  # answers are of unequal shares
-            turns.append({"role": "user", "content": f"{please}Say {words}"})
-            turns.append({"role": "assistant", "content": f"I say {words}."})
-        said.append(turns)
-    write_lines(file, [{"messages": turns} for turns in said])
-    return said
-
-
-@pytest.fixture(scope="session")
-def chat_data(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("chats")
-    write_chats(folder / "chats.jsonl")
+            turns += [("user", f"{please}Say {words}"), ("assistant", f"I say {words}.")]
+        chats.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+    write_lines(folder / "chats.jsonl", chats)
     said = prepare_tiny(folder / "data", "--source", f"files:{folder / 'chats.jsonl'}#messages")
     assert "padding" not in said and f"BOS tokens {chat.FILLERS[11:]}" in said
     return folder / "data"

@@ -44,34 +44,35 @@ def environment(**more) -> dict[str, str]:
 
 def command(program: str, args, nproc: int = 0) -> list[str]:
     """nproc 0: plain python; else under torchrun, on a free port."""
-    if not nproc:
-        return [sys.executable, str(ROOT / program), *map(str, args)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*launcher, f"--nproc_per_node={nproc}", str(ROOT / program), *map(str, args)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"]
+    return [sys.executable, *launcher * (nproc > 0), str(ROOT / program), *map(str, args)]
 
 
-def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
-    """Run a program to its end; `.returncode`, `.stdout`, `.stderr`."""
-    return _ended(command(program, args, nproc), timeout, env)
+def ended(words: list[str], timeout: int = 120, cwd: Path = ROOT, **env):
+    """Run a command to its end; `.returncode`, `.stdout`, `.stderr`."""
+    how = dict(capture_output=True, text=True, timeout=timeout, cwd=cwd)
+    return subprocess.run(words, env=environment(**env), **how)
+
+
+def run(program: str, *args, nproc: int = 0, **how):
+    """`ended` of a program."""
+    return ended(command(program, args, nproc), **how)
+
+
+def succeeded(done) -> str:
+    """What a command printed, which must have succeeded."""
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def printed(program: str, *args, **how) -> str:
     """`run`, which must succeed: what it prints."""
-    done = run(program, *args, **how)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return succeeded(run(program, *args, **how))
 
 
-def run_code(code: str, *args, timeout: int = 120, **env) -> str:
+def run_code(code: str, *args, **how) -> str:
     """Run Python code in a process of its own, which must succeed: what it prints."""
-    done = _ended([sys.executable, "-c", code, *map(str, args)], timeout, env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _ended(words: list[str], timeout: int, env: dict):
-    how = dict(capture_output=True, text=True, timeout=timeout, cwd=ROOT)
-    return subprocess.run(words, env=environment(**env), **how)
+    return succeeded(ended([sys.executable, "-c", code, *map(str, args)], **how))
 
 
 def git(folder: Path, *words: str) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -22,35 +22,26 @@ WORDS = (
 ).split()
 
 
-def sentence(rng: random.Random, words: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(words)).capitalize() + ".\n"
-
-
-def write_texts(folder: Path, count: int = 60, seed: int = 0) -> Path:
-    """A folder of `count` small Portuguese-like .txt files, about 4 KB each."""
+def invented(count: int, seed: int) -> list[str]:
+    """Texts of Portuguese-like sentences, about 1.2 KB each."""
     rng = random.Random(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    for i in range(count):
-        text = "".join(sentence(rng, rng.randrange(5, 30)) for _ in range(rng.randrange(10, 80)))
-        (folder / f"{i:04d}.txt").write_text(text, encoding="utf-8")
+    sentence = lambda: " ".join(rng.choices(WORDS, k=12)).capitalize() + ".\n"
+    return ["".join(sentence() for _ in range(rng.randrange(2, 30))) for _ in range(count)]
+
+
+def write_texts(folder: Path) -> Path:
+    """A folder of 60 .txt files."""
+    folder.mkdir()
+    for i, text in enumerate(invented(60, 0)):
+        (folder / f"{i:04d}.txt").write_text(text, "utf-8")
     return folder
 
 
 def write_jsonl(path: Path, count: int, seed: int = 0) -> Path:
-    """`count` documents, about 1.2 KB each, in one .jsonl file."""
-    rng = random.Random(seed)
-    with open(path, "w", encoding="utf-8") as f:
-        for i in range(count):
-            text = "".join(sentence(rng, 12) for _ in range(rng.randrange(2, 30)))
-            f.write(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) + "\n")
+    """`count` documents in one .jsonl file."""
+    rows = [dict(id=i, text=text) for i, text in enumerate(invented(count, seed))]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     return path
-
-
-def write_parquet(path: Path, row_group_size: int | None = None, **columns: list):
-    import pyarrow.parquet
-
-    table = pyarrow.table(columns)
-    pyarrow.parquet.write_table(table, path, row_group_size=row_group_size)
 
 
 # The units of the tests are small, so that there are several: 40 KB, not 4 MB.
@@ -72,7 +63,8 @@ def prepare(folder: Path, *options: str, program: tuple = (), processes: bool = 
     from preparation import sources
 
     with mock.patch.object(sources, "SMALLEST_UNIT", 40_000):
-        return in_process(*program, *command(folder, *options)[3:], processes=processes)
+        words = ["--data_dir", folder] if program else command(folder)[3:]
+        return in_process(*program, *words, *options, processes=processes)
 
 
 def prepared(folder: Path, *options: str, **how) -> str:
@@ -90,30 +82,34 @@ def prepare_tiny(folder: Path, *options, **how) -> str:
     return done.stdout
 
 
-def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
-    """`prepare_data.py ARGV` within this process."""
-    import prepare_data
+def called(main, *argv) -> subprocess.CompletedProcess:
+    """A program's `main` within this process, as from the command line."""
     from machinery import cli
-    from preparation import pool, sources
 
     out = io.StringIO()
     err = io.StringIO()
-    code = None
-    sources.find_files.cache_clear()
-    with ExitStack() as stack:
-        if not processes:
-            thread = stack.enter_context(ThreadPoolExecutor(1))
-            opened = lambda workers: nullcontext((thread, workers))
-            stack.enter_context(mock.patch.object(pool, "open_pool", opened))
-        stack.enter_context(mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")))
-        stack.enter_context(mock.patch.object(sys, "argv", ["prepare_data.py", *map(str, argv)]))
-        stack.enter_context(redirect_stdout(out))
-        stack.enter_context(redirect_stderr(err))
+    words = [f"{main.__module__}.py", *map(str, argv)]
+    with mock.patch.object(sys, "argv", words), redirect_stdout(out), redirect_stderr(err):
         try:
-            cli.run(prepare_data.main)
+            cli.run(main)
         except SystemExit as end:
-            code = end.code
-    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+            return subprocess.CompletedProcess(argv, end.code, out.getvalue(), err.getvalue())
+
+
+def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
+    """`prepare_data.py ARGV` within this process."""
+    import prepare_data
+    from preparation import pool, sources
+
+    sources.find_files.cache_clear()
+    with (
+        ThreadPoolExecutor(1) as thread,
+        mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")),
+        mock.patch.object(pool, "open_pool", pool.open_pool),
+    ):
+        if not processes:
+            pool.open_pool = lambda workers: nullcontext((thread, workers))
+        return called(prepare_data.main, *argv)
 
 
 def documents_of(spec: str, encoding: str = "utf-8") -> tuple[list, Counter]:
@@ -130,24 +126,16 @@ def documents_of(spec: str, encoding: str = "utf-8") -> tuple[list, Counter]:
 
 def pieces_of(row) -> list[tuple[int, ...]]:
     """A row, which begins with BOS (0), cut at its BOS tokens: each piece with its own."""
-    ids = [int(i) for i in row]
-    starts = [i for i, t in enumerate(ids) if t == 0]
-    assert starts[0] == 0
-    return [tuple(ids[a:b]) for a, b in zip(starts, [*starts[1:], len(ids)])]
+    pieces = []
+    for i in map(int, row):
+        if i == 0:
+            pieces.append(())
+        pieces[-1] += (i,)
+    return pieces
 
 
 def fingerprint(folder: Path) -> str:
     return read_json(folder / "manifest.json")["fingerprint"]
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """file -> sha256 of all shards, from the bytes on disk."""
-    from machinery import disk
-
-    return {
-        p.relative_to(folder).as_posix(): disk.sha256_of(p)
-        for p in sorted(folder.glob("*/*/*.npy"))
-    }
 
 
 ROW_LEN = 9  # of the rows that `make_folder` writes
@@ -161,24 +149,24 @@ def make_folder(folder: Path, rows: dict, shard_rows=100, dtype="<u2"):
     from machinery import disk, formats, output, shards
 
     folder.mkdir(parents=True, exist_ok=True)
-    names = list(rows["train"])
     splits = {"train": {}, "val": {}}
-    for split in splits:
-        for s, name in enumerate(names):
-            entries = []
-            total = rows[split].get(name, 0)
-            for start in range(0, total, shard_rows):
-                rows_here = range(start, min(total, start + shard_rows))
-                made = (row_of(i, s) for i in rows_here)
-                stem = f"{split}/{name}/unit_{start // shard_rows:05d}"
-                entries += shards.write_shards(made, folder, stem, dtype)
-            splits[split][name] = {"rows": total, "shards": entries}
+    for split, by_source in splits.items():
+        for s, name in enumerate(rows["train"]):
+            count = rows[split].get(name, 0)
+            made = (row_of(i, s) for i in range(count))
+            with mock.patch.object(shards, "SHARD_ROWS", shard_rows):
+                entries = shards.write_shards(made, folder, f"{split}/{name}/unit_00000", dtype)
+            by_source[name] = {"rows": count, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
-    tree = dict(format=formats.DATA_FORMAT, row_len=ROW_LEN, dtype=dtype)
     sha256 = disk.sha256_of(folder / "tokenizer.json")
-    tree["tokenizer"] = dict(vocab_size=VOCAB, bos_id=0, sha256=sha256)
-    tree["sources"] = [{"name": name} for name in names]
-    tree["splits"] = output.tree_of(splits)
+    tree = dict(
+        format=formats.DATA_FORMAT,
+        row_len=ROW_LEN,
+        dtype=dtype,
+        tokenizer=dict(vocab_size=VOCAB, bos_id=0, sha256=sha256),
+        sources=[{"name": name} for name in rows["train"]],
+        splits=output.tree_of(splits),
+    )
     write_manifest(folder, tree)
     return shards.Manifest.load(folder)
 
@@ -200,9 +188,6 @@ def row_of(i: int, source: int):
     """BOS, the source, then i in base VOCAB - 1: distinct rows, readable back."""
     import numpy as np
 
-    row = np.zeros(ROW_LEN, np.uint16)
-    row[1] = source + 1
-    for k in range(2, ROW_LEN):
-        row[k] = 1 + i % (VOCAB - 1)
-        i //= VOCAB - 1
-    return row
+    base = VOCAB - 1
+    digits = [1 + i // base**k % base for k in range(ROW_LEN - 2)]
+    return np.array([0, source + 1, *digits], np.uint16)

@@ -20,11 +20,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
-from conftest import ROOT, SMALL, command, environment, paint_nothing
+from conftest import ROOT, SMALL, environment, paint_nothing
 
 HERE = Path(__file__).parent
 # What takes time to import, and every process of a run needs.
@@ -36,29 +35,22 @@ PRELOAD = (
 
 # ------------------------------------------------------------------------------- processes
 class Run:
-    """The processes of one run: its ranks (and a launcher), and where they print to."""
+    """The processes of one run, its ranks or launchers, and the file that they print to."""
 
     of_this_test: ClassVar[list["Run"]] = []  # conftest.py stops them after it
 
-    def __init__(self, processes: list, outputs: list[Path], run_dir: Path):
+    def __init__(self, processes: list, output: Path, run_dir: Path):
         self.processes = processes
-        self.outputs = outputs
+        self.output = output
         self.run_dir = Path(run_dir)
         self.of_this_test.append(self)
 
     @property
     def text(self) -> str:
-        return "".join(o.read_text(errors="replace") for o in self.outputs)
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the ranks, in order; under torchrun those that have started."""
-        if isinstance(self.processes[0], subprocess.Popen):
-            return [pid for p in self.processes for pid in ranks_of(p.pid)]
-        return [p.pid for p in self.processes]
+        return self.output.read_text(errors="replace")
 
     def alive(self) -> bool:
-        return any(_code(p) is None for p in self.processes)
+        return None in self.codes()
 
     def step(self) -> int:
         """The last step in metrics.jsonl."""
@@ -78,10 +70,8 @@ class Run:
 
     def kill(self, signum: int = signal.SIGKILL, ranks=None) -> "Run":
         """Send a signal to the launchers and the ranks, or to these ranks alone."""
-        pids = self.pids if ranks is None else [self.pids[r] for r in ranks]
-        if ranks is None and isinstance(self.processes[0], subprocess.Popen):
-            pids = [p.pid for p in self.processes] + pids
-        for pid in pids:
+        chosen = self.processes if ranks is None else [self.processes[r] for r in ranks]
+        for pid in [pid for p in chosen for pid in (p.pid, *children_of(p.pid))]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
         return self
@@ -90,39 +80,33 @@ class Run:
         """Kill what is left, and wait for it."""
         self.kill()
         for p in self.processes:
-            p.wait() if isinstance(p, subprocess.Popen) else p.join()
+            p.join()
 
     def codes(self) -> list[int | None]:
-        return [_code(p) for p in self.processes]
+        return [p.exitcode for p in self.processes]
 
-    def end(self, *codes: int, timeout_s: float = 200.0) -> str:
-        """Wait for the end, which must come with these exit codes (of all, if one); the output."""
-        deadline = time.monotonic() + timeout_s
-        while self.alive() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        late = self.alive()
-        self.stop()
-        assert not late, f"still there after {timeout_s} s\n{self.text}"
-        expected = list(codes) * (len(self.processes) if len(codes) == 1 else 1)
-        assert not codes or self.codes() == expected, f"{self.codes()}\n{self.text}"
+    def end(self, code: int | None = None, timeout_s: float = 200.0) -> str:
+        """Wait for the end, which must come with this exit code on all ranks; the output."""
+        self.until(lambda: not self.alive(), timeout_s)
+        assert code is None or {*self.codes()} == {code}, f"{self.codes()}\n{self.text}"
         return self.text
 
 
-def _code(process) -> int | None:
-    return process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+class Launcher(subprocess.Popen):
+    """With the names of a multiprocessing.Process."""
+
+    exitcode = property(subprocess.Popen.poll)
+    join = subprocess.Popen.wait
 
 
-def ranks_of(launcher: int) -> list[int]:
-    """Process ids of a launcher's ranks, in order of local rank (from /proc)."""
-    found = {}
+def children_of(parent: int) -> list[int]:
+    """Process ids, from /proc."""
+    found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
-            if f"\nPPid:\t{launcher}\n" in status.read_text():
-                variables = (status.parent / "environ").read_bytes().split(b"\0")
-                rank = [v[11:] for v in variables if v.startswith(b"LOCAL_RANK=")]
-                if rank:
-                    found[int(rank[0])] = int(status.parent.name)
-    return [found[r] for r in sorted(found)]
+            if f"\nPPid:\t{parent}\n" in status.read_text():
+                found.append(int(status.parent.name))
+    return found
 
 
 def records(run_dir) -> list[dict]:
@@ -148,59 +132,60 @@ def free_port() -> int:
 _outputs = iter(range(10**9))
 
 
+def words_of(data, run_dir, args) -> list[str]:
+    """The command line of a small run, after `train.py`."""
+    return [*map(str, ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args])]
+
+
 def start(
     data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None, main="train:main"
 ) -> Run:
     """`python train.py tiny ... ARGS` on `world` ranks, without a launcher. argv: another command
     line in place of that; main: another program."""
     context = multiprocessing.get_context("forkserver")
-    theirs = dict(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", CUDA_VISIBLE_DEVICES="")
-    with mock.patch.dict(os.environ, theirs):
+    theirs = environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", CUDA_VISIBLE_DEVICES="")
+    with mock.patch.dict(os.environ, theirs, clear=True):
         context.set_forkserver_preload(PRELOAD)
         multiprocessing.forkserver.ensure_running()
-    if argv is None:
-        argv = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
-    env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
-    processes = []
-    outputs = []
-    folder = Path(run_dir).parent
-    folder.mkdir(parents=True, exist_ok=True)
+    argv = argv or words_of(data, run_dir, args)
     meeting = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
     meeting |= dict(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    output = new_output(run_dir)
+    processes = []
     for rank in range(world):
-        mine = env | meeting | dict(RANK=str(rank), LOCAL_RANK=str(rank)) if world > 1 else env
-        outputs.append(folder / f"output_{next(_outputs)}_rank_{rank}.txt")
-        outputs[-1].touch()
-        job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil), main)
+        mine = meeting | dict(RANK=str(rank), LOCAL_RANK=str(rank)) if world > 1 else {}
+        job = (output, mine | (env or {}), argv, list(spoil), main)
         processes.append(context.Process(target=child, args=job, daemon=True))
         processes[-1].start()
-    return Run(processes, outputs, run_dir)
+    return Run(processes, output, run_dir)
+
+
+def new_output(run_dir) -> Path:
+    """An empty file beside the run."""
+    folder = Path(run_dir).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"output_{next(_outputs)}.txt"
+    path.touch()
+    return path
 
 
 def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env) -> Run:
     """The same under torchrun; `nodes` launchers that meet as nodes of a cluster would."""
-    argv = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
-    argv = [str(a) for a in argv]
-    whole = command(str(HERE / "faults.py"), [json.dumps(list(spoil)), *argv], nproc=world)
-    if nodes > 1:
-        meet = f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_id=test --local_addr=localhost"
-        at = whole.index("--standalone")
-        whole[at : at + 1] = [*meet.split(), f"--rdzv_endpoint=localhost:{free_port()}"]
-    tools = dict(stderr=subprocess.STDOUT, cwd=ROOT)
-    tools |= dict(env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env))
-    processes = []
-    outputs = []
-    for _ in range(nodes):
-        outputs.append(Path(run_dir).parent / f"output_{next(_outputs)}.txt")
-        with open(outputs[-1], "w") as file:
-            processes.append(subprocess.Popen(whole, stdout=file, **tools))
-    return Run(processes, outputs, run_dir)
+    meet = f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_id=test --local_addr=localhost"
+    meet += f" --rdzv_endpoint=localhost:{free_port()} --nproc_per_node={world}"
+    whole = [sys.executable, "-m", "torch.distributed.run", *meet.split(), HERE / "faults.py"]
+    whole += [json.dumps(list(spoil)), *words_of(data, run_dir, args)]
+    env = environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env)
+    output = new_output(run_dir)
+    with output.open("a") as file:
+        how = dict(stdout=file, stderr=file, cwd=ROOT, env=env)
+        processes = [Launcher(whole, **how) for _ in range(nodes)]
+    return Run(processes, output, run_dir)
 
 
 def edited(folder: Path, file: str, old: str, new: str) -> tuple[str, str]:
     """The fault of a student's copy of the project, in `folder`, with a line of a file replaced."""
-    packages = [path.parent for path in ROOT.glob("*/__init__.py")]
-    for path in (path for place in (ROOT, *packages) for path in place.glob("*.py")):
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py")):
         copy = folder / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
@@ -210,18 +195,19 @@ def edited(folder: Path, file: str, old: str, new: str) -> tuple[str, str]:
     return "use_project_in", str(folder)
 
 
-def child(output: str, env: dict, argv: list[str], spoil: list, main: str) -> None:
+def child(output: Path, env: dict, argv: list, spoil: list, main: str) -> None:
     """Become `python train.py`, or another program: what the forked process runs."""
-    file = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    with output.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    # Buffered, whatever pytest-xdist has chosen: ranks that print at once mix no lines.
     sys.stdout = open(1, "w", closefd=False)
     sys.stderr = open(2, "w", closefd=False)
-    for name, value in env.items():
-        os.environ.pop(name, None) if value == "" else os.environ.__setitem__(name, value)
-    sys.path[:0] = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    os.environ.update(env)
+    if "PYTHONPATH" in env:
+        sys.path.insert(0, env["PYTHONPATH"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    become(main, argv, spoil)
+    become(main, [*map(str, argv)], spoil)
 
 
 def become(main: str, argv: list[str], spoil: list) -> None:
@@ -269,12 +255,13 @@ def slow(seconds: float) -> None:
 
 def minutes_pass(minutes: float, only_rank: int = 0) -> None:
     """By the clock of one rank's training, each step takes so long; it does not."""
-    import train
 
-    passed = []
-    clock = dict(vars(time), monotonic=lambda: time.monotonic() + 60 * minutes * len(passed))
-    train.time = SimpleNamespace(**clock)
-    after_step(lambda run, progress: passed.append(1) if rank() == only_rank else None)
+    @instead_of("train", "log_step")
+    def log_step(honest, run, step):
+        if rank() == only_rank:
+            run.progress.saved_at -= 60 * minutes
+            run.log.printed_at -= 60 * minutes
+        honest(run, step)
 
 
 def wait_for_saves() -> None:
@@ -317,44 +304,15 @@ def unread() -> None:
     sys.stdout = open(1, "w", closefd=False)  # no longer a file that can be sought in
 
 
-def at_stages(more, patch=setattr) -> None:
-    """Let more(stage, path) run at each stage of publishing a checkpoint, or of deleting one."""
-    from machinery import checkpoint, disk
-
-    def around(owner, name: str, before: str = "", after: str = "") -> None:
-        honest = getattr(owner, name)
-
-        def work(*args):
-            path = [arg for arg in args if isinstance(arg, Path)][-1]
-            is_folder = name != "put_in_place" or args[0].is_dir()
-            if before and is_folder:
-                more(before, path)
-            result = honest(*args)
-            if after and is_folder:
-                more(after, path)
-            return result
-
-        patch(owner, name, work)
-
-    around(checkpoint, "_begin", after="begin")
-    around(checkpoint, "_hash_own", before="write")
-    around(checkpoint, "_commit", before="hash")
-    around(disk, "put_in_place", before="manifest", after="rename")
-    around(disk, "set_aside", after="trash")
-
-
 def kill_before_validation(step: int) -> None:
-    """SIGKILL once the checkpoint of `step` is published, before its validation is written down."""
+    """SIGKILL once the checkpoint of `step` is published, before its validation."""
+    wait_for_saves()
 
-    from machinery import formats
-
-    @instead_of("machinery.log:Log", "write")
-    def write(honest, log, line, **more):
-        if isinstance(line, formats.Scored) and line.step == step:
-            while not (log.run_dir / "checkpoints" / f"step_{step:08d}").exists():
-                time.sleep(0.01)
+    @instead_of("train", "evaluate")
+    def evaluate(honest, run):
+        if run.progress.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        honest(log, line, **more)
+        honest(run)
 
 
 def stopped_in(function: str, only_rank: int) -> None:
@@ -397,23 +355,17 @@ def dropout(p: float) -> None:
 
 
 def poison(steps: list[int], only_rank: int, what: str = "loss") -> None:
-    """At these steps, on one rank: a loss of NaN, or gradients of NaN with a loss that is right."""
-    from dataclasses import replace
+    """At these steps, on one rank: gradients of NaN, and by default a loss of NaN as well."""
 
-    nan = float("nan")
-
-    @instead_of("train", "take_steps")
-    def take_steps(honest, run):
-        def model(*args, **kwargs):
-            loss = run.step_model(*args, **kwargs)
-            if run.progress.step + 1 not in steps:
-                return loss
+    @instead_of("train", "add_gradients")
+    def add_gradients(honest, run, scale):
+        sums, yours = honest(run, scale)
+        if rank() == only_rank and run.progress.step + 1 in steps:
+            for p in run.model.parameters():
+                p.grad *= float("nan")
             if what == "loss":
-                return loss * nan
-            loss.register_hook(lambda gradient: gradient * nan)
-            return loss
-
-        return honest(replace(run, step_model=model) if rank() == only_rank else run)
+                sums["nats"] *= float("nan")
+        return sums, yours
 
 
 def growth(steps: int) -> None:
@@ -429,22 +381,6 @@ def use_project_in(folder: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]
     sys.path.insert(0, folder)
-
-
-def note_weights() -> None:
-    """Print a fingerprint of weights and optimizer state after each step, bad ones included."""
-    import hashlib
-
-    @instead_of("train", "log_step")
-    def log_step(honest, run, step):
-        digest = hashlib.sha256()
-        tensors = [p.detach() for p in run.model.parameters()]
-        for optimizer in run.optimizers:
-            tensors += [t for slots in optimizer.state.values() for t in slots.values()]
-        for tensor in tensors:
-            digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
-        print(f"rank {rank()} weights {step.step} {digest.hexdigest()}", flush=True)
-        honest(run, step)
 
 
 def note_rows() -> None:
@@ -469,24 +405,10 @@ def limits(meet_s: float, answer_s: float = 100.0) -> None:
     ranks.ANSWER_S = answer_s
 
 
-def late(only_rank: int, seconds: float, limit_s: float) -> None:
-    """One rank comes too late to the meeting, which waits `limit_s`; the others print its start."""
-    limits(limit_s)
+def late(only_rank: int) -> None:
+    """One rank does not come to the meeting."""
     if rank() == only_rank:
-        time.sleep(seconds)
-
-    @instead_of("machinery.ranks", "meet_and_test")
-    def meet_and_test(honest, *args):
-        print(f"meeting since {time.monotonic()}", flush=True)
-        honest(*args)
-
-
-def mute(only_rank: int) -> None:
-    """One rank says that it is there, and then connects to nobody."""
-    import torch.distributed as dist
-
-    if rank() == only_rank:
-        dist.init_process_group = lambda *args, **kwargs: time.sleep(600)
+        time.sleep(600)
 
 
 def lease(renew_s: float, watch_s: float) -> None:
@@ -507,11 +429,6 @@ def little_memory(only_rank: int, nbytes: int) -> None:
     """The machine of one rank has less memory than those of the others."""
     if rank() == only_rank:
         os.sysconf = lambda name: nbytes if name == "SC_PHYS_PAGES" else 1
-
-
-def disk(free: int) -> None:
-    usage = shutil.disk_usage("/")._replace(free=free)
-    shutil.disk_usage = lambda path: usage
 
 
 def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:

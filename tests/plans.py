@@ -9,11 +9,11 @@ import config
 from machinery import cli, ranks
 
 
-def small_preset(**train) -> config.Preset:
+def small_preset() -> config.Preset:
     """What SMALL trains, on 8 rows a step."""
     preset = cli.parse("train.py", "train", ["tiny", *SMALL])
     model = replace(preset.model, seq_len=64, vocab_size=512)
-    return replace(preset, model=model, train=replace(preset.train, **train))
+    return replace(preset, model=model)
 
 
 def small_world(kind: str = "cpu", ranks_: int = 1, **more) -> ranks.World:

@@ -14,33 +14,21 @@ from config import UsageError
 from machinery.errors import DataError
 
 
-def records(run_dir) -> list[dict]:
+def records(run_dir):
     return read_lines(run_dir / "eval.jsonl")
 
 
 def test_loss_is_what_the_trainer_measured(own_run, capsys):
     out = look(capsys, "loss", own_run, *CPU, "--batch", 3)
-    bpb = float(re.search(r"([\d.]+) bits per byte", out)[1])
-    record = records(own_run)[-1]
-    assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4) and record["step"] == 12
-    (whole,) = metrics(own_run, "full_val_bpb")  # in fp32 too
-    assert whole["full_val_bpb"] == pytest.approx(record["val_bpb"], rel=1e-5)
-    assert whole["val_rows"] == record["rows"]
     look(capsys, "loss", own_run, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
-    other = records(own_run)[-1]
-    assert other["rows"] == 20 and other["val_bpb"] != record["val_bpb"]
+    whole, other = records(own_run)
+    bpb = float(re.search(r"([\d.]+) bits per byte", out)[1])
+    assert whole["val_bpb"] == pytest.approx(bpb, abs=1e-4) and whole["step"] == 12
+    (trained,) = metrics(own_run, "full_val_bpb")  # in fp32 too
+    assert trained["full_val_bpb"] == pytest.approx(whole["val_bpb"], rel=1e-5)
+    assert trained["val_rows"] == whole["rows"]
+    assert other["rows"] == 20 and other["val_bpb"] != whole["val_bpb"]
     assert other["val_bpb"] == pytest.approx(bpb, rel=0.1)
-
-
-def test_a_run_a_checkpoint_and_the_options_name_the_same_model(own_run, capsys):
-    """Other words: test_trained.py."""
-    (path,) = (own_run / "checkpoints").glob("step_00000012")
-    args = (*CPU, "--prompt", "def", "--max_new_tokens", 8)
-    outs = [
-        look(capsys, "sample", *model, *args)
-        for model in ([own_run], [path], ["--run_dir", own_run], ["--checkpoint", path])
-    ]
-    assert len({out.replace(str(own_run), "") for out in outs}) == 1
 
 
 @pytest.fixture
@@ -50,27 +38,21 @@ def exam(tmp_path):
 
 
 def test_a_record_goes_to_the_run_of_the_checkpoint(own_run, capsys, tmp_path, monkeypatch, exam):
-    (path,) = (own_run / "checkpoints").glob("step_00000012")
+    path = own_run / "checkpoints" / "step_00000012"
     monkeypatch.chdir(path.parent)
     look(capsys, "loss", path.name, *CPU, "--rows", 8)
     look(capsys, "choice", path, "--device", "cpu", "--task", exam)
-    found = records(own_run)
-    assert [r.get("norm") for r in found] == [None, "sum", "per character"]
-    assert found[0]["run_dir"] == str(own_run) and not (path / "eval.jsonl").exists()
-    assert found[1]["n"] == 9 and found[1]["chance"] == 0.5 and found[1]["dtype"] == "fp32"
+    loss, *scores = records(own_run)
+    assert loss["run_dir"] == str(own_run) and not (path / "eval.jsonl").exists()
+    assert [score["norm"] for score in scores] == ["sum", "per character"]
+    score = scores[0]
+    assert (score["n"], score["chance"], score["dtype"]) == (9, 0.5, "fp32")
 
     copy = shutil.copytree(path, tmp_path / "copy")  # where no line can be written
     (copy / "eval.jsonl").mkdir()
     evaluate.main(["loss", str(copy), *CPU, "--rows", "8"])
     out, err = capsys.readouterr()
     assert " bits" in out and str(copy / "eval.jsonl") in err
-
-
-NEED_NO_DATA = {
-    "sample": ("sample", "{model}", "--prompt", "def", "--max_new_tokens", 4),
-    "exam": ("choice", "{model}", "--task", "{exam}"),
-    "look": ("look", "{model}", "--prompt", "def"),
-}
 
 
 @pytest.fixture
@@ -80,13 +62,15 @@ def alone(own_run, tmp_path):
     return own_run
 
 
-@pytest.mark.parametrize("name", NEED_NO_DATA)
-def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, exam, capsys):
-    words = [str(word).format(model=alone, exam=exam) for word in NEED_NO_DATA[name]]
-    assert look(capsys, *words, "--device", "cpu")
+@pytest.mark.parametrize(
+    "command", ["sample --prompt def", "choice --task {exam}", "look --prompt def"]
+)
+def test_a_run_without_its_data_folder_is_sampled_and_asked(command, alone, exam, capsys):
+    name, *options = command.format(exam=exam).split()
+    for model in (alone, alone / "checkpoints" / "step_00000012"):
+        assert look(capsys, name, model, *options, "--device", "cpu")
     with pytest.raises(UsageError, match="gone/manifest.json"):
         evaluate.main(["loss", str(alone)])
-    assert look(capsys, words[0], next(alone.glob("checkpoints/step_*")), *words[2:])
 
 
 def test_a_tokenizer_of_another_model_is_named_and_not_used(alone, trained_run, small_data, capsys):
@@ -106,19 +90,18 @@ def test_an_exported_folder_is_a_model_too(own_run, small_data, capsys, tmp_path
     pytest.importorskip("transformers")
     folder = tmp_path / "folder"
     assert export.main(["--run_dir", str(own_run), "--out", str(folder)]) == 0
-    args = (*CPU, "--prompt", "def", "import", "--max_new_tokens", 12)
-    texts = [look(capsys, "sample", m, *args).partition("---")[2] for m in (folder, own_run)]
-    assert texts[0] == texts[1]
-    args = (*CPU, "--rows", 8, "--data_dir", small_data)
-    outs = [look(capsys, "loss", m, *args) for m in (folder, own_run)]
-    assert len({re.search(r"[\d.]+ bits", out)[0] for out in outs}) == 1
+    sample = ("--prompt", "def", "import", "--max_new_tokens", 12)
+    loss = ("--rows", 8, "--data_dir", small_data)
+    texts = [look(capsys, "sample", model, *CPU, *sample) for model in (folder, own_run)]
+    assert len({text.partition("---")[2] for text in texts}) == 1
+    texts = [look(capsys, "loss", model, *CPU, *loss) for model in (folder, own_run)]
+    assert len({re.search(r"[\d.]+ bits", text)[0] for text in texts}) == 1
 
 
-def test_a_tokenizer_that_has_changed_is_not_used(own_run, own_data, exam):
+def test_a_tokenizer_that_has_changed_is_not_used(own_run, own_data):
     file = own_data / "tokenizer.json"
     file.write_text(file.read_text() + " ")
     (own_run / "tokenizer.json").unlink()  # else it is the run's own that is used
-    asked = ["choice", "--task", str(exam)]
-    for name, *more in (["loss"], ["sample", "--prompt", "a"], asked):
+    for name, *more in (["loss"], ["sample", "--prompt", "a"]):
         with pytest.raises(DataError, match="tokenizer.json"):
             evaluate.main([name, str(own_run), "--data_dir", str(own_data), *more])

@@ -42,68 +42,69 @@ def test_the_gradient_of_the_loss_is_that_of_fp64_if_it_is_scaled():
     x = torch.randn(64, 128)
     weight = torch.randn(1024, 128)
     targets = torch.randint(1000, (64,))
-    exact = x.double().requires_grad_()
-    logits = 15 * torch.tanh(exact @ weight[:1000].double().T / 15)
-    F.cross_entropy(logits, targets, reduction="sum").backward()
-    errors = []
-    for scale in (1.0, Counters().fp16_scale):
-        half = x.half().requires_grad_()
-        loss = model.cross_entropy(half[None], weight.half(), targets[None], config).sum()
+
+    def gradient(dtype, scale=1.0):
+        own = x.to(dtype).requires_grad_()
+        loss = model.cross_entropy(own[None], weight.to(dtype), targets[None], config).sum()
         (loss * scale / 524_288).backward()
-        grad = half.grad.double() * 524_288 / scale
-        errors.append(float((grad - exact.grad).norm() / exact.grad.norm()))
-    assert errors[1] < 1e-3 and errors[0] > 1e-2
+        return own.grad.double() / scale
+
+    exact = gradient(torch.double)
+    error = lambda *how: float((gradient(torch.half, *how) - exact).norm() / exact.norm())
+    assert error(Counters().fp16_scale) < 1e-3 and error() > 1e-2
 
 
 class OnGPU(torch.Tensor):
     is_cuda = True
 
 
+TRIL = torch.ones(8, 8, dtype=torch.bool).tril()
+
+
 @pytest.mark.parametrize(
-    "dtype, masked, heads", [("half", 0, 4), ("bfloat16", 1, 4), ("bfloat16", 0, 2)]
+    "dtype, mask, heads",
+    [(torch.half, None, 4), (torch.bfloat16, TRIL, 4), (torch.bfloat16, None, 2)],
 )
 def test_a_gpu_gets_a_key_for_each_query_where_its_kernel_takes_no_groups(
-    dtype, masked, heads, monkeypatch
+    dtype, mask, heads, monkeypatch
 ):
     seen = []
     attention = F.scaled_dot_product_attention
     noting = lambda q, k, v, **how: seen.append(k.size(1)) or attention(q, k, v, **how)
     monkeypatch.setattr(F, "scaled_dot_product_attention", noting)
-    mask = torch.ones(8, 8, dtype=torch.bool).tril() if masked else None
-    q, k, v = (torch.randn(1, n, 8, 16, dtype=getattr(torch, dtype)) for n in (4, 2, 2))
+    q, k, v = (torch.randn(1, n, 8, 16, dtype=dtype) for n in (4, 2, 2))
     grouped = model.attend(q, k, v, mask)
     whole = model.attend(*(x.as_subclass(OnGPU) for x in (q, k, v)), mask)
     assert seen == [2, heads]
     torch.testing.assert_close(whole.as_subclass(torch.Tensor), grouped)
 
 
-def spoiled(rank: int) -> list:
-    """The gradients of step 7 overflow on one rank; the scale doubles after four good steps."""
-    return [("growth", 4), ("wait_for_saves",), ("poison", [7], rank, "gradients")]
+def spoiled(rank):
+    """The scale doubles after four good steps; the gradients of step 9 overflow on one rank."""
+    return [("growth", 4), ("wait_for_saves",), ("poison", [9], rank, "gradients")]
 
 
 @pytest.fixture(scope="module")
-def whole(small_data, trained_run, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("fp16") / "run"
-    start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
+def whole(small_data, trained_run, once):
+    make = lambda folder: start(small_data, folder / "run", *FP16, spoil=spoiled(0)).end(0)
+    run_dir = once("fp16", make) / "run"
     low = Counters().fp16_scale
-    high = 2 * Counters().fp16_scale
-    assert logged(run_dir, "scale") == 4 * [low] + 3 * [high] + 4 * [low] + [high]
+    assert logged(run_dir, "scale") == 4 * [low] + 4 * [2 * low] + [4 * low] + 3 * [2 * low]
     half, single = (logged(folder, "norm") for folder in (run_dir, trained_run))
-    assert half[:6] == pytest.approx(single[:6], rel=0.01)
+    assert half[:8] == pytest.approx(single[:8], rel=0.01)
     return run_dir
 
 
-def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data, run_dir):
-    for step in (4, 8):  # resumed at 3, after three good steps, and at 6
-        spoil = [*spoiled(0), ("signal_at", step, signal.SIGKILL)]
-        start(small_data, run_dir, *FP16, spoil=spoil).end(-signal.SIGKILL)
+def test_killed_between_a_growth_and_an_overflow_it_is_the_same(whole, small_data, run_dir):
+    """Resumed after two good steps."""
+    spoil = [*spoiled(0), ("signal_at", 8, signal.SIGKILL)]
+    start(small_data, run_dir, *FP16, spoil=spoil).end(-signal.SIGKILL)
     assert "resumed at step 6" in start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
     assert logged(run_dir, "scale") == logged(whole, "scale")
     assert_same_state(whole, run_dir, 12)
 
 
-@pytest.mark.parametrize("world, parallel", [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")])
+@pytest.mark.parametrize("world, parallel", [(2, "fsdp"), (3, "ddp")])
 def test_all_ranks_skip(world, parallel, whole, small_data, run_dir):
     args = [*FP16, "--parallel", parallel]
     start(small_data, run_dir, *args, world=world, spoil=spoiled(1)).end(0)
@@ -133,21 +134,20 @@ def test_the_notebook_is_the_page_and_runs_from_top_to_bottom(tmp_path, monkeypa
     cells = read_json(ROOT / "docs/free.ipynb")["cells"]
     cells = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
     page = re.findall(r"^```python\n(.*?)\n```", (ROOT / "docs/free.md").read_text(), re.M | re.S)
-    assert cells == page and len(cells) >= 6
+    assert cells == page
     data = "--source files:machinery --vocab_size 512 --row_len 65 --val_fraction 0.2"
     small = "--steps 3 --n_layer 2 --tokens_per_step 512 --no_compile --eval_tokens 512 --mirror"
     swaps = {"{address}": str(ROOT), "=gpu": "=1", "data.py d6": f"data.py d6 {data}"}
-    swaps |= {"d6": "tiny", "--mirror": small}
+    swaps |= {"d6": "tiny", "--mirror": small, "nvidia-smi -L": "true"}
     monkeypatch.chdir(tmp_path)
     with mock.patch.dict(os.environ, environment()):
-        for cell in cells:
+        exec(cells[0], {"input": str})
+        for line in "\n".join(cells[1:]).splitlines():
             for old, new in swaps.items():
-                cell = cell.replace(old, new)
-            if cell.startswith("import"):
-                exec(cell, {"input": str})
-            for line in cell.splitlines():
-                if line.startswith("%cd "):
-                    os.chdir(line[4:])
-                elif line.startswith("!"):
-                    subprocess.run(["bash", "-ec", line[1:]], check=True)
+                line = line.replace(old, new)
+            if line.startswith("%cd "):
+                os.chdir(line[4:])
+            else:
+                assert line.startswith("!")
+                subprocess.run(["bash", "-ec", line[1:]], check=True)
         assert list((tmp_path / "kept/tiny").glob("step_*/MANIFEST.json"))

@@ -3,9 +3,7 @@ before anything is written. In this process: each program's main, up to where it
 
 FUZZ_EXAMPLES=2000 pytest -n 0 tests/test_fuzz.py tries more."""
 
-import contextlib
 import importlib
-import io
 import os
 import random
 import re
@@ -18,6 +16,7 @@ from typing import get_args
 import pytest
 import torch
 from conftest import SMALL, write_lines
+from data_helpers import called
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from table import read_table
@@ -27,25 +26,18 @@ import flops
 import train
 from config import EXTRAS, LARGEST, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
 from hf.export import ExportConfig
-from machinery import cli
-from machinery.errors import CheckpointError, DataError, StorageError
+from machinery.output import printable
 from model import GPT
 from preparation import sources
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 0))
 SECONDS = 3.0  # of this thread's own time, for a command: a tenth of it, but where machines share
-SUITE = dict(
-    phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
-
-
-def profile(examples: int):
-    """As many, and always the same, in the suite; FUZZ_EXAMPLES of them, always others, by hand."""
-    return settings(max_examples=EXAMPLES or examples, derandomize=not EXAMPLES, **SUITE)
 
 
 class Begins(Exception):
     """The program accepts the command, and would begin to work."""
+
+    exit_code = 0
 
 
 def begins(*args, **options):
@@ -55,22 +47,21 @@ def begins(*args, **options):
 CHARACTERS = st.characters(exclude_characters="\0/", codec="utf-8") | st.sampled_from("\udcff -=\n")
 JUNK = st.sampled_from(["", "--", "nan", "None", "x" * 300, "é\n", "0x10", "1_0"])
 TEXT = st.text(CHARACTERS, max_size=12) | JUNK
-EDGE = st.sampled_from([1, 64, 4096, 1 << 20, 10**9, LARGEST, 1 << 63])
-EDGE = st.builds(lambda n, more: n + more, EDGE, st.integers(-1, 1))
-WHOLE = st.one_of(st.integers(0, 9), EDGE, EDGE.map(lambda n: -n), st.integers())
-REAL = st.sampled_from([0.0, 1.0, 1e-30, 1e9, 1e30, float("inf")])
-REAL = st.one_of(st.floats(0, 1), REAL, st.floats(0, 1000), st.floats())
-PLACES = ["a/" * 2000, *"auto nowhere/step_00000001 . / /dev/null cpu cuda:99".split()]
-AMOUNTS = ["9" * 400, *"2B 1e400 infB 0 -1 all 1e15T 8xH100 0xH100".split()]
-ITEMS = "a=1 texts=1 texts=-1 texts=1e400 = texts=0 key_offset".split()
-SPECS = "stdlib files: files:nowhere files:texts a=files:texts#x+y hf:a:b:c".split()
-TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS])
+EDGES = [1, 64, 4096, 1 << 20, 10**9, LARGEST, 1 << 63]
+EDGES = [sign * n + more for n in EDGES for sign in (1, -1) for more in (-1, 0, 1)]
+WHOLE = st.one_of(st.integers(0, 9), st.sampled_from(EDGES), st.integers()).map(str)
+REAL = st.sampled_from("0.0 1.0 1e-30 1e9 1e30 inf".split())
+REAL = st.one_of(REAL, st.floats(0, 1).map(repr), st.floats().map(repr))
+KNOWN = """auto nowhere/step_00000001 . / /dev/null cpu cuda:99 2B 1e400 infB 0 -1 all 1e15T 8xH100
+    0xH100 a=1 texts=1 texts=-1 texts=1e400 = texts=0 key_offset stdlib files: files:nowhere
+    files:texts a=files:texts#x+y hf:a:b:c"""
+TEXTS = TEXT | st.sampled_from(["a/" * 2000, "9" * 400, *KNOWN.split()])
 
 
 def words_for(option) -> st.SearchStrategy[list[str]]:
     """An option of a dataclass with a value of its type, of another type, too many or none."""
     kind = get_args(option.type)[0] if hasattr(option.type, "__metadata__") else option.type
-    value = {int: WHOLE.map(str), float: REAL.map(repr), str: TEXTS}.get(kind, TEXTS)
+    value = {int: WHOLE, float: REAL}.get(kind, TEXTS)
     choices = [a for a in get_args(kind) if isinstance(a, str)]
     if choices:
         value = st.sampled_from(choices)
@@ -102,39 +93,30 @@ def names(said: str, given: list[str]) -> bool:
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
     values = {part for word in given for part in (word, *word.partition("=")[::2])}
     values |= {"--" + v[2:].replace("-", "_") for v in values if v.startswith("--")}
-    forms = {form for v in values for form in (v.strip(), repr(v), repr(v)[1:-1], f"{Path(v)} is")}
-    forms |= {f"data/{v}/" for v in values}
+    forms = {f"data/{v}/" for v in values}
+    for v in values:
+        forms |= {v.strip(), repr(v), repr(v)[1:-1], f"{Path(v)} is", printable(v)}
     in_it = any(form in said for form in forms - {""})
     empty = "" in given and "Unrecognized options" in said  # tyro has nothing to show
     return in_it or empty or bool(options & set(re.findall(r"\w+", said)))
 
 
-def is_refused(main, argv: list[str], given: list[str]) -> bool:
-    """Run main up to its work; whether it refused, as promised, one of the words `given`."""
+def end_of(main, argv: list[str], given: list[str]) -> int:
+    """The exit code of main, run up to its work. It refuses, as promised, one of the words `given`:
+    in one sentence that names it, in a moment, and before anything is written."""
     before = files_in(Path.cwd())
     start = time.thread_time()
-    box = io.StringIO()
-    refused = True
-    try:
-        with contextlib.redirect_stderr(box):
-            assert main(argv) == 0
-        refused = False
-    except Begins:
-        refused = False
-    except SystemExit as end:  # tyro's
-        said = re.sub("[╭│╰╮╯─]", " ", box.getvalue())
-        note(said)
-        asked = {"-h", "--help"} & set(given)
-        assert end.code == 0 and asked or end.code == 2 and names(said, given)
-    except (UsageError, DataError, CheckpointError, StorageError, OSError) as error:
-        said = str(error)
-        note(said)
-        assert 2 <= cli.exit_code(error) <= 6
-        assert len(said) > 20 and ("\n" not in said or any("\n" in word for word in given))
-        assert names(said, given), "neither the option nor its value is named"
+    done = called(main, *argv)
+    said = done.stderr
     assert time.thread_time() - start < SECONDS, "slow"
     assert files_in(Path.cwd()) == before
-    return refused
+    if done.returncode:
+        note(said)
+        error = said.partition("error: ")[2].strip()
+        assert 2 <= done.returncode <= 6 and len(said) > 20
+        assert "\n" not in error or any("\n" in word for word in given)
+        assert names(said, given), "neither the option nor its value is named"
+    return done.returncode
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +163,9 @@ eval look tiny --device cpu => 12
 eval tournament tiny --device cpu --n_prompts 2 --prompt_tokens 8 --max_new_tokens 8 => 12
 eval report tiny => 12
 """
-KINDS = dict(train=(GPTConfig, TrainConfig, RunConfig), prepare_data=[DataConfig])
-KINDS["export"] = [ExportConfig]
+KINDS = dict(
+    train=(GPTConfig, TrainConfig, RunConfig), prepare_data=[DataConfig], export=[ExportConfig]
+)
 
 
 @pytest.mark.parametrize("command, examples", read_table(COMMANDS))
@@ -193,38 +176,42 @@ def test_any_option_with_any_value(command, examples, here):
     if program == "eval":
         module, _, options = evaluate.COMMANDS[base[0]]
         kinds = [getattr(importlib.import_module(module), options)]  # in its own time
-    assert not is_refused(main, base, [])
+    assert end_of(main, base, []) == 0
 
-    @profile(int(examples[0]))
+    # always the same ones in the suite; by hand always others
+    @settings(
+        max_examples=EXAMPLES or int(examples[0]),
+        derandomize=not EXAMPLES,
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(command_lines(*kinds))
     def check(words):
-        is_refused(main, [*base, *words], words)
+        end_of(main, [*base, *words], words)
 
     check()
 
 
-def small_model(rng: random.Random) -> dict:
-    """Fields of an architecture."""
-    sizes = "n_layer n_head n_kv_head seq_len head_dim mlp_hidden".split()
-    flags = "qk_norm embed_norm tie_embeddings doc_mask".split()
-    return dict(
-        {name: rng.randint(1, 5) for name in sizes},
-        **{name: rng.random() < 0.5 for name in flags},
-        vocab_size=rng.randint(1, 70),
-        n_embd=rng.randint(1, 24),
-        mlp=rng.choice(["relu2", "swiglu"]),
-        logit_softcap=rng.choice([0.0, rng.uniform(0.01, 100)]),
-        rope_theta=rng.uniform(1, 1e9),
-        nope_every=rng.randint(0, 3),
-        extras=rng.choice([(), ("key_offset",), ("value_embeds",), EXTRAS]),
-    )
-
-
 @pytest.mark.parametrize("seed", range(EXAMPLES or 60))
 def test_a_model_that_is_accepted_computes(seed):
-    fields = small_model(random.Random(seed))
+    rng = random.Random(seed)
+    sizes = "n_layer n_head n_kv_head seq_len head_dim mlp_hidden".split()
+    fields = {name: rng.randint(1, 5) for name in sizes}
+    for flag in "qk_norm embed_norm tie_embeddings doc_mask".split():
+        fields[flag] = rng.random() < 0.5
     try:
-        config = GPTConfig(**fields)
+        config = GPTConfig(
+            **fields,
+            vocab_size=rng.randint(1, 70),
+            n_embd=rng.randint(1, 24),
+            mlp=rng.choice(["relu2", "swiglu"]),
+            logit_softcap=rng.choice([0.0, rng.uniform(0.01, 100)]),
+            rope_theta=rng.uniform(1, 1e9),
+            nope_every=rng.randint(0, 3),
+            extras=rng.choice([(), ("key_offset",), ("value_embeds",), EXTRAS]),
+        )
     except UsageError:
         return
     model = GPT(config)

@@ -1,7 +1,6 @@
 """README.md and docs/: each command is one that its program takes, each figure follows."""
 
 import importlib
-import json
 import re
 import shlex
 import shutil
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, environment
+from conftest import ROOT, SMALL, environment, git, write_lines
 
 import flops as flops_of
 from instruments.run import forecast
@@ -21,13 +20,13 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PROGRAM = r"(?:torchrun|python)\b.*? ((?:\w+/)*\w+\.py)\b(.*)"
 
 
-def commands(pages=PAGES, inline: bool = True) -> list[tuple[str, str]]:
+def commands(pages=PAGES, inline=True):
     """("eval.py", "sample d12 --n 4") for each line of a block that starts a program of ours."""
-    blocks = r"^```\w*\n(.*?)^```"
-    texts = [b for page in pages for b in re.findall(blocks, page.read_text(), re.M | re.S)]
-    lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines()]
+    text = "\n".join(page.read_text() for page in pages)
+    blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S))
+    lines = blocks.replace("\\\n", " ").splitlines()
     if inline:
-        lines += [c for page in pages for c in re.findall(r"`(python [^`]+)`", page.read_text())]
+        lines += re.findall(r"`(python [^`]+)`", text)
     found = [re.search(PROGRAM, " ".join(line.split())) for line in lines]
     ends = r"\s[#&|;]|\)$"  # of a command: a comment, or the shell's
     return [(m[1], re.split(ends, m[2])[0].strip()) for m in found if m and ".." not in m[2]]
@@ -66,26 +65,26 @@ def test_the_commands_of_the_readme_work_in_a_clean_clone(tmp_path):
     """In order, with an empty home, on little text; but the referee's and those for an H100."""
     clone = tmp_path / "clone"
     env = environment(HOME=str(tmp_path / "home"))
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    git(ROOT, "clone", "--quiet", ".", clone)
     shutil.copytree(clone / "machinery", clone / "my_texts")
     turns = [dict(role="user", content="Oi"), dict(role="assistant", content="Olá!")]
-    chats = [json.dumps(dict(messages=turns * n)) for n in range(1, 40)]
-    (clone / "my_chats.jsonl").write_text("\n".join(chats))
-    rows = "--source files:my_texts --vocab_size 512 --row_len 65 --workers 1".split()
+    write_lines(clone / "my_chats.jsonl", [dict(messages=turns * n) for n in range(1, 40)])
+    rows = "--vocab_size 512 --row_len 65 --workers 1".split()
     smaller = {"prepare_data.py": rows, "train.py": SMALL}
     here = [c for c in commands(PAGES[:1], inline=False) if "d12" not in c[1] and "/" not in c[0]]
     for program, words in sorted(here, key=lambda command: "look" in command[1]):
         words = words.replace("--steps 3000", "--steps 16").replace("00000200", "00000004")
         words = words.replace("--epochs 3", "")  # smaller has --steps
         first, options = cli.first_word(shlex.split(words))
+        if program == "prepare_data.py" and "--source" not in options:
+            options += ["--source", "files:my_texts"]
         argv = [sys.executable, program, first, *smaller.get(program, []), *options]
         done = subprocess.run(argv, cwd=clone, env=env, input=b"Oi", capture_output=True)
         assert done.returncode == 0 and done.stdout, (argv, done.stderr.decode())
     pages = {str(path.relative_to(clone / "runs")) for path in clone.glob("runs/*/*.html")}
     runs = "tiny longer pt pt-chat base no_offset base2".split()
     assert pages == {"tiny/look.html", *(f"{name}/report.html" for name in runs)}
-    left = subprocess.run(["git", "status", "--porcelain"], cwd=clone, env=env, capture_output=True)
-    assert left.stdout == b"?? my_chats.jsonl\n?? my_texts/\n"
+    assert git(clone, "status", "--porcelain") == "?? my_chats.jsonl\n?? my_texts/\n"
 
 
 def test_links_lead_to_files():
@@ -95,12 +94,12 @@ def test_links_lead_to_files():
     assert len(PAGES[0].read_text().splitlines()) <= 180
 
 
-def rounded(value: float) -> str:
+def rounded(value):
     """Two digits, or whole: 0.6, 2.5, 21, 1,603."""
     return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
 
 
-def sized(words: str, gpu: str):
+def sized(words, gpu):
     """What train.py is given -> preset, its plan on this GPU, model, weights, tokens to read."""
     preset = cli.parse("train.py", "train", words.split())
     decided = plan.make_plan(preset, forecast.parse_gpus(gpu))

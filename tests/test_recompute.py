@@ -49,8 +49,8 @@ def test_the_gradients_are_the_same_to_the_bit(how, drops):
     """Also where a reader has added dropout to the block: what is computed again draws the same."""
     gpt = random_model(**SHAPE | how)
     tokens = torch.randint(128, (3, 64))
-    for block in gpt.blocks if drops else ():
-        block.mlp.register_forward_hook(lambda module, args, x: F.dropout(x, 0.5))
+    for block in gpt.blocks:
+        block.mlp.register_forward_hook(lambda module, args, x: F.dropout(x, 0.5 * drops))
     (loss, grads, size), (again, others, less) = (
         gradients(gpt, tokens, recompute) for recompute in (False, True)
     )
@@ -69,40 +69,29 @@ def test_the_plan_knows_what_a_compiled_step_keeps(extras):
     gpt = GPT(GPTConfig(**shape | dict(extras=extras)), compute_dtype=torch.bfloat16)
     gpt.init_weights()
     tokens = torch.randint(128, (8, 128))
-    step = torch.compile(gpt, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
+    step = torch.compile(gpt, backend="aot_eager_decomp_partition", dynamic=False)
     _, _, kept = gradients(gpt, tokens, True, step)
     two, one = (activation_bytes(replace(gpt.config, n_layer=n)) for n in (2, 1))
     estimate = activation_bytes(gpt.config, recompute=True)
     assert 1 <= estimate / (kept / tokens.numel() + two - one) < 1.15
-    assert estimate < 0.5 * activation_bytes(gpt.config)
 
 
-COMPILED = [pytest.param(n, "--compile", 1e-5, marks=pytest.mark.slow) for n in (1, 2)]
-
-
-@pytest.mark.parametrize("world, how, apart", [(2, "--no_compile", 0), *COMPILED])
-def test_the_losses_of_a_run_do_not_change(world, how, apart, small_data, tmp_path):
-    """Compiled whole on one rank; block by block where FSDP gathers weights in between."""
+def test_the_losses_of_a_sharded_run_do_not_change(small_data, tmp_path):
+    """Compiled: test_train.py."""
     found = []
     for name, more in (("plain", ()), ("less", ("--recompute",))):
-        options = ("--steps", 3, how, "--eval_every", 0, *more)
-        options += ("--parallel", "fsdp") * (world > 1)
-        run = start(small_data, tmp_path / name, *options, world=world)
-        assert "the step runs eager" not in run.end(0, timeout_s=500)
-        found.append([*losses(tmp_path / name).values()])
-    assert found[0] == pytest.approx(found[1], rel=apart, abs=0)
-
-
-def number(pattern: str, text: str) -> float:
-    return float(re.search(pattern, text)[1].replace(",", ""))
+        options = ("--steps", 3, "--eval_every", 0, "--parallel", "fsdp", *more)
+        start(small_data, tmp_path / name, *options, world=2).end(0)
+        found.append(losses(tmp_path / name))
+    assert found[0] == found[1]
 
 
 def test_the_utilization_stays_the_models():
     """A third more of computation is no more FLOPs of the model: tokens a second and MFU fall."""
     words = ["d12", "--gpu", "H100"]
-    plain, more = (forecast.page_of([*words, *extra]) for extra in ([], ["--recompute"]))
-    speeds = [number(r"time .*: ([\d.]+) hours", text) for text in (plain, more)]
-    assert 1.15 < speeds[1] / speeds[0] < 1.4
-    assert re.search(r"FLOPs.*", plain)[0] == re.search(r"FLOPs.*", more)[0]
-    shares = [number(r"(\d+)% MFU", text) for text in (plain, more)]
-    assert shares[0] / shares[1] == pytest.approx(speeds[1] / speeds[0], rel=0.05)
+    pages = [forecast.page_of([*words, *more]) for more in ([], ["--recompute"])]
+    patterns = r"time .*: ([\d.]+) hours", r"(\d+)% MFU"
+    plain, more = ([float(re.search(p, page)[1]) for p in patterns] for page in pages)
+    assert 1.15 < more[0] / plain[0] < 1.4
+    assert plain[1] / more[1] == pytest.approx(more[0] / plain[0], rel=0.05)
+    assert len({re.search(r"FLOPs.*", page)[0] for page in pages}) == 1

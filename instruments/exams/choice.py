@@ -120,7 +120,6 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
     hits = sum(pick == gold for pick, gold in zip(picks, golds))
     p = hits / n
     expected = sum(1 / k for k in options)
-    deviation = math.sqrt(sum(1 / k * (1 - 1 / k) for k in options))
     picked, times = Counter(picks).most_common(1)[0]
     best, right = Counter(golds).most_common(1)[0]
     return dict(
@@ -128,7 +127,7 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
         hits=hits,
         accuracy=p,
         stderr=math.sqrt(p * (1 - p) / (n - 1)),
-        z=(hits - expected) / deviation,
+        z=(hits - expected) / math.sqrt(sum(1 / k * (1 - 1 / k) for k in options)),
         chance=expected / n,
         most_picked=picked,
         most_picked_share=times / n,
@@ -159,10 +158,9 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
 def picks_of(own: Answered, norm: str) -> list[int]:
     """The likeliest answer of each question. norm: by the sum of the nats, or by that divided by
     the characters of the answer (without the space in front)."""
-    length = NORMS[norm]
     picks = []
     for question, nats in own:
-        scaled = [x / length(text) for x, text in zip(nats, question.choices)]
+        scaled = [x / NORMS[norm](text) for x, text in zip(nats, question.choices)]
         picks.append(scaled.index(max(scaled)))
     return picks
 

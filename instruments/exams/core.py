@@ -114,8 +114,7 @@ def shuffled(items: list[Item], limit: int) -> list[Item]:
 def prompts(task: Task, items: list[Item], i: int) -> list[str]:
     """How item i is asked: a prompt for each answer (mc) or context (schema); for lm, one
     without the answer and one with it."""
-    others = items[:i] + items[i + 1 :]
-    shown = random.Random(1234 + i).sample(others, task.shots)
+    shown = random.Random(1234 + i).sample(items[:i] + items[i + 1 :], task.shots)
     right = [item.written(task.delimiter)[item.gold] for item in shown]
     before = "".join(f"{text}\n\n" for text in right)
     texts = [before + text for text in items[i].written(task.delimiter)]
@@ -149,11 +148,11 @@ def score(
     """For each item: whether the model is right; and the mean nats per token of its spans, NaN for
     an empty one, as where one answer begins another. Prints how many items were cropped."""
     seq_len = model.config.seq_len
-    encode = lambda text: [tokenizer.bos_id, *tokenizer.encode(text)]
     pairs = []  # of each item
     cropped = 0
     for i in range(len(items)):
-        rows = [*map(encode, prompts(task, items, i))]
+        asked = prompts(task, items, i)
+        rows = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in asked]
         cropped += max(map(len, rows)) > seq_len
         pairs.append(spans(task.kind, rows, seq_len))
     if cropped:
@@ -186,11 +185,11 @@ def summary(figures: dict[Task, dict]) -> dict:
     """The record for eval.jsonl: CORE, the mean of the centered accuracies, with its standard
     error; and the tasks' figures."""
     count = len(figures)
-    errors = [100 * f["stderr"] / (100 - task.base) for task, f in figures.items()]
     return dict(
         task="core",
         core=sum(f["centered"] for f in figures.values()) / count,
-        stderr=math.hypot(*errors) / count,
+        stderr=math.hypot(*(100 * f["stderr"] / (100 - t.base) for t, f in figures.items()))
+        / count,
         tasks={task.name: f for task, f in figures.items()},
     )
 
@@ -221,12 +220,13 @@ def score_core(config: CoreConfig, load_model: Callable) -> None:
         "GPT-2 XL"
     )
     for task, items in asked.items():
-        f = figures_of(task, score(task, items, loaded.model, loaded.tokenizer, config.batch))
+        f = figures[task] = figures_of(
+            task, score(task, items, loaded.model, loaded.tokenizer, config.batch)
+        )
         say(
             f"{task.name:33}{task.shots:>5} {f['n']:>7,} of {task.items:<6,}  {f['accuracy']:.4f} "
             f"+- {f['stderr']:.4f}  {f['centered']:+8.4f}  {task.gpt2_xl:8.3f}"
         )
-        figures[task] = f
     record = summary(figures)
     say(f"CORE: {record['core']:.4f} +- {record['stderr']:.4f}")
     say("GPT-2 XL: 0.2565 +- 0.0071, on at most 1,000 items of each task, as --limit 1000")

@@ -34,8 +34,7 @@ def novel_mean(model, prompts: list[list[int]], completions: list[list[int]]) ->
         before = [model.config.bos_id, *prompt]
         new = novel(before, completion)
         if any(new):
-            ids = [*before, *completion]
-            text = torch.tensor([ids], device=model.cos.device)  # (1, T)
+            text = torch.tensor([[*before, *completion]], device=model.cos.device)  # (1, T)
             nats = model(text[:, :-1], text[:, 1:], reduction="none")[0]  # (T - 1,)
             scores[n] = -nats[len(prompt) :].float().cpu().numpy()[new].mean()
     return scores

@@ -54,8 +54,8 @@ def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[tuple[flo
             f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context: seq_len "
             f"is {seq_len}"
         )
-    longest = min(max(lengths), seq_len)
-    batch = max(1, min(batch, LOGITS // (longest * model.config.vocab_size)))
+    row = min(max(lengths), seq_len) * model.config.vocab_size  # logits of the longest
+    batch = max(1, min(batch, LOGITS // row))
     # The longest first, so that the rows of a batch are about as long.
     order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
     found = [()] * len(pairs)

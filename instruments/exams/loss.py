@@ -61,8 +61,8 @@ def copy_classes(ids: Tensor) -> Tensor:
     for the first time."""
     inputs = ids[:, :-1]
     targets = ids[:, 1:]
-    pairs = inputs.roll(1, dims=1) << 32 | inputs  # (B, T): two ids in one number of 64 bits
-    pair_at = last_equal(pairs)  # 0 is none, too: no token is before the first
+    # Two ids in one number of 64 bits. 0 is none, too: no token is before the first.
+    pair_at = last_equal(inputs.roll(1, dims=1) << 32 | inputs)  # (B, T)
     index = pair_at.where(pair_at > 0, last_equal(inputs))
     differs = targets.gather(1, index.clamp(min=0)) != targets
     return (2 * (pair_at < 1) + differs).masked_fill(index < 0, 4)
@@ -108,8 +108,9 @@ def score_held_out(config: LossConfig, load_model) -> None:
             f"reads {model.config.seq_len}; docs/context.md tells how a model learns to read more"
         )
     batches = data.val_batches(manifest, config.batch, config.rows, device=model.cos.device)
-    token_bytes = torch.from_numpy(manifest.token_bytes())
-    by_class, by_position = score(model, batches, token_bytes, len(manifest.sources))
+    by_class, by_position = score(
+        model, batches, torch.from_numpy(manifest.token_bytes()), len(manifest.sources)
+    )
     nats, bpb = loss_and_bpb(*by_class.sum((0, 1)).tolist())
     sums = zip(manifest.sources, by_class.sum(1).tolist())
     by_source = {name: loss_and_bpb(*of)[1] for name, of in sums if of[3]}  # bytes

@@ -121,9 +121,9 @@ class Server:
         headers = {}
         if self.key and "@" not in url:  # else the password in the address is sent
             headers["Authorization"] = f"Bearer {self.key}"
-        limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        how = dict(headers=headers, timeout=aiohttp.ClientTimeout(TIMEOUT_S), trust_env=True)
         async with (
-            aiohttp.ClientSession(headers=headers, timeout=limit, trust_env=True) as session,
+            aiohttp.ClientSession(**how) as session,
             session.request(method, url, json=body, allow_redirects=False) as answer,
         ):
             content = b""
@@ -156,11 +156,12 @@ class Server:
         """(key, request) -> (the same; the end of the reply, which is kept, or why there is none;
         whether there is one)."""
         key, request = item
-        messages = [{"role": "user", "content": request}]
+        body = dict(model=self.model, messages=[{"role": "user", "content": request}])
         for settings in self.settings:
-            body = dict(model=self.model, messages=messages, **settings)
             try:
-                reply = self.without_key(self.send(text_of, "POST", "chat/completions", body))
+                reply = self.without_key(
+                    self.send(text_of, "POST", "chat/completions", body | settings)
+                )
             except UsageError as error:
                 why = str(error)
             else:
@@ -212,8 +213,8 @@ class Server:
         replies = self.replies(requests)
         n_players = len(texts)
         first = np.full((len(prompts), n_players, n_players), np.nan)  # NaN: no verdict
-        points = np.array([*map(points_of, replies)], float)
-        first[:, ~np.eye(n_players, dtype=bool)] = points.reshape(len(prompts), -1)
+        points = np.array([*map(points_of, replies)], float).reshape(len(prompts), -1)
+        first[:, ~np.eye(n_players, dtype=bool)] = points
         second = 1 - first.transpose(0, 2, 1)  # the points of the row's text where it is text B
         return np.nan_to_num((first + second) / 2), self.doubts(replies, first, second)
 

@@ -81,8 +81,10 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     """`eval.py tournament`: print ratings of the players, and write them to
     RUN_DIR/tournament.json. load_model: EvalConfig -> Trained."""
     paths, judging = entrants(config)
-    which = EvalConfig(data_dir=config.data_dir)
-    known = {p: Trained(which, p, checkpoint.read_trainer(p)) for p in [*paths, *judging]}
+    known = {
+        path: Trained(EvalConfig(data_dir=config.data_dir), path, checkpoint.read_trainer(path))
+        for path in [*paths, *judging]
+    }
     first = known[paths[0]]
     human = {}
     if config.prompts:
@@ -126,16 +128,9 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     doubts += why_untrusted(table)
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")
-    report = dict(
-        config=asdict(config),
-        judge=named,
-        doubts=doubts,
-        players=table,
-        prompts=asked,
-        completions=written,
-    )
     path = Path(config.run_dir) / "tournament.json"
-    disk.write_json(path, report)
+    report = dict(config=asdict(config), judge=named, doubts=doubts, players=table)
+    disk.write_json(path, report | dict(prompts=asked, completions=written))
     say(f"wrote {path}")
 
 
@@ -222,10 +217,11 @@ def held_out(config: TournamentConfig, player: Trained) -> tuple[list[str], list
 def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndarray:
     """judge.novel_mean of texts, in the tokens of the judge, as far as it has positions."""
     seq_len = player.provenance.model.seq_len
-    encode = player.tokenizer.encode
     asked = [prompt_ids(x, player.tokenizer, player.provenance.tuned)[0] for x in prompts]
     before = [ids[1:] for ids in asked]  # without BOS, which the judge adds
-    after = [encode(text)[: seq_len - len(ids)] for text, ids in zip(texts, before)]
+    after = [
+        player.tokenizer.encode(text)[: seq_len - len(ids)] for text, ids in zip(texts, before)
+    ]
     return judge.novel_mean(player.model, before, after)
 
 
@@ -234,8 +230,9 @@ def likelihood(player: Trained, prompts: list[str], texts: list[str]) -> np.ndar
 
 def rate(names: list[str], wins: np.ndarray) -> list[dict]:
     """Print the players with their ratings, best first; returns them."""
+    keys = ("name", "rating", "low", "high")
     columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
-    table = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
+    table = [dict(zip(keys, column)) for column in columns]
     table.sort(key=lambda row: -row["rating"])
     rows = [("player", "rating", "95% over prompts")]
     rows += [

@@ -13,21 +13,22 @@ from instruments.pages import picture
 from instruments.pages.run_folder import RunFolder, one_line
 from machinery.screen import short
 
-PANELS = (  # title, key of the training records, key of the validations, is it noisy?
-    ("bits per byte", "bpb", "val_bpb", True),
-    ("loss, nats per token", "loss", "val_loss", True),
-    ("gradient norm", "norm", None, True),
-    ("learning rate, factor of its peak", "lr", None, False),
-    ("speed, tokens per second", "tokens_per_s", None, False),
-    ("waiting for data, ms per step", "data_wait_ms", None, False),
+PANELS = (  # title, key of the training records, key of the validations
+    ("bits per byte", "bpb", "val_bpb"),
+    ("loss, nats per token", "loss", "val_loss"),
+    ("gradient norm", "norm", None),
+    ("learning rate, factor of its peak", "lr", None),
+    ("speed, tokens per second", "tokens_per_s", None),
+    ("waiting for data, ms per step", "data_wait_ms", None),
 )
 MARKERS = "os^Dv<>p"  # told apart without colours
 
 
-def paint(title: str, size: tuple[float, float], *panels: Callable) -> str:
-    """An SVG of panels side by side, each drawn by a function of its axes."""
-    figure = picture.figure(*size)
-    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+def paint(title: str, height: float, *panels: Callable) -> str:
+    """An SVG of panels, one below the other, each drawn by a function of its axes; as wide as a
+    telephone, where it can be read."""
+    figure = picture.figure(4.6, height)
+    for axes, draw in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels):
         axes.grid()
         draw(axes)
         for axis in (axes.xaxis, axes.yaxis):
@@ -39,18 +40,18 @@ def paint(title: str, size: tuple[float, float], *panels: Callable) -> str:
 def draw_run(run: RunFolder) -> list[str]:
     """The SVGs of the page; none before a step."""
     return [
-        paint(f"{panel[0]}, over tokens", (4.6, 2.9), partial(draw_steps, run, *panel))
+        paint(f"{panel[0]}, over tokens", 2.9, partial(draw_steps, run, *panel))
         for panel in PANELS
         if run.steps
     ]
 
 
-def draw_steps(run: RunFolder, title, key, val_key, is_noisy, axes) -> None:
+def draw_steps(run: RunFolder, title, key, val_key, axes) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
     tokens = np.array([line.tokens for line in run.steps], float)
     values = np.array([getattr(line, key) for line in run.steps], float)
     shown = np.unique(np.geomspace(1, len(tokens), 600).round().astype(int)) - 1
-    if is_noisy:
+    if val_key or key == "norm":  # it is noisy
         axes.plot(tokens[shown], values[shown], color="silver", linewidth=0.6)
         values = np.array(smooth(values))
     axes.plot(tokens[shown], values[shown], label="training")
@@ -83,7 +84,7 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
     """Validation bits per byte over tokens and over training time; below them, which line is which
     run."""
 
-    def draw(axes, by_time):
+    def draw(axes, by_time=False):
         for n, run in enumerate(runs):
             # without the untrained model's value, which would squeeze the scale for all the others
             tokens, bpb = zip(*run.curve)
@@ -95,13 +96,12 @@ def draw_compared(runs: list[RunFolder], common: int) -> str:
                     marker=MARKERS[n % len(MARKERS)],
                     markersize=4,
                     color=f"C{n}",
-                    label=one_line(run.dir)[-60:].replace("$", r"\$"),  # as it begins a formula
+                    label=one_line(run.dir)[-50:].replace("$", r"\$"),  # as it begins a formula
                 )
         axes.set(xlabel="minutes of training" if by_time else "tokens", xlim=(0, None))
         if not by_time:
             axes.axvline(common, color="gray", linewidth=0.8, linestyle=":", label="compared here")
             axes.set_title("validation, bits per byte")
-            axes.figure.legend(loc="outside lower left", ncols=2)
+            axes.figure.legend(loc="outside lower left")
 
-    size = 11, 4.4 + 0.1 * len(runs)
-    return paint("bits per byte", size, partial(draw, by_time=False), partial(draw, by_time=True))
+    return paint("bits per byte", 5.6 + 0.2 * len(runs), draw, partial(draw, by_time=True))

@@ -84,17 +84,20 @@ class GPT {
     }
     const hasRope = every === 0 || (layer + 1) % every !== 0;
     const angles = this.frequency.map((f) => (hasRope ? t * f : 0));  // (D/2,)
-    const placed = (heads, h) => {  // (n * D,) -> (D,): one head
-      const head = heads.subarray(h * D, (h + 1) * D);
-      return applyRope(this.config.qk_norm ? rmsNorm(head) : head, angles);
+    const placed = (name, heads, h) => {  // (n * D,) -> (D,): one head
+      let head = heads.subarray(h * D, (h + 1) * D);
+      if (this.config.qk_norm) head = rmsNorm(head);
+      const gain = this.weights[`blocks.${layer}.attn.${name}_gain`];  // in a column, (D, 1)
+      if (gain) head = head.map((value, i) => value * gain.values[i] * gain.scale[i]);
+      return applyRope(head, angles);
     };
-    for (let g = 0; g < G; g++) k.set(placed(k, g), g * D);
+    for (let g = 0; g < G; g++) k.set(placed("k", k, g), g * D);
     this.keys[layer][t] = k;
     this.values[layer][t] = v;
     const y = new Float32Array(H * D);
     const looks = [];
     for (let h = 0; h < H; h++) {
-      const query = placed(q, h);            // (D,)
+      const query = placed("q", q, h);       // (D,)
       const at = Math.floor(h * G / H) * D;  // where its key/value head begins
       const scores = new Float32Array(t + 1);
       for (let s = 0; s <= t; s++) {

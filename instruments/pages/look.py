@@ -120,10 +120,9 @@ class Probe(TorchFunctionMode):
 
     def _see(self, p, error):
         """Keep p (1, H, T, T) of this layer; unusable if there are two, or if it is not causal."""
-        is_first = self.layer not in self.maps
-        is_usable = is_first and p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
+        fits = self.layer not in self.maps and p.shape[2:] == (self.T, self.T)
         self.maps[self.layer] = p[0]
-        self.error[self.layer] = error if is_usable else math.inf
+        self.error[self.layer] = error if fits and not p.triu(1).any() else math.inf
 
     def layers_seen(self) -> list[int]:
         """The layers whose attention is known: the shares times the values are its output."""
@@ -178,8 +177,8 @@ def copy_test(model: GPT, size: Tensor) -> tuple[dict, dict]:
     n = len(once)
     bits = nats_of(probe(ids), ids) / BIT
     again = bits[n + 1 :].mean().item()  # the first of the second half comes unannounced
-    known = {i: habits(p, ids, model.config) for i, p in probe.maps.items()}
-    return dict(n=n, first=bits[:n].mean().item(), again=again), known
+    test = dict(n=n, first=bits[:n].mean().item(), again=again)
+    return test, {i: habits(p, ids, model.config) for i, p in probe.maps.items()}
 
 
 def describe_heads(probe: Probe, ids: Tensor, in_test: dict) -> list[dict]:
@@ -194,8 +193,9 @@ def describe_heads(probe: Probe, ids: Tensor, in_test: dict) -> list[dict]:
             patterns["test"] = in_test[i]["copy"]
         for h in range(len(probe.maps[i])):
             own = {name: (share[h].item(), equal) for name, (share, equal) in patterns.items()}
-            known = ((*own[name], name) for name in KINDS if name in own)
-            share, equal, best = max(known, default=(0, 1, ""))
+            share, equal, best = max(
+                ((*own[name], name) for name in KINDS if name in own), default=(0, 1, "")
+            )
             kind = KINDS[best] if share > max(1 / 3, 2 * equal) else "mixed"
             found.append(dict(layer=i, head=h, kind=kind, places=own))
     return found
@@ -212,12 +212,15 @@ def switch_off(
     nats with all parts; counts (T - 1,): the tokens that have bytes."""
     from tqdm import tqdm
 
-    blocks = enumerate(model.blocks)
-    parts = [(i, name) for i, block in blocks for name in ("attn", "mlp") if hasattr(block, name)]
+    parts = [
+        (i, name)
+        for i, block in enumerate(model.blocks)
+        for name in ("attn", "mlp")
+        if hasattr(block, name)
+    ]
     parts += [(h["layer"], h["head"]) for h in heads]
     for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
-        off = Probe(model, off=(layer, part))(ids)
-        change = (nats_of(off, ids) - whole) / BIT  # (T - 1,)
+        change = (nats_of(Probe(model, off=(layer, part))(ids), ids) - whole) / BIT  # (T - 1,)
         own = change[counts]
         bpb = own.sum().item() / n_bytes
         error = 2 * own.std(correction=0).item() * len(own) ** 0.5 / n_bytes
@@ -237,8 +240,8 @@ def lens_after(n: int, model: GPT, ids: Tensor) -> dict:
     early = Probe(model, end=n)(ids)
     nats = nats_of(early, ids)
     p, guess = early.softmax(-1).max(-1)
-    rows = zip(guess.tolist(), rounded(p), [*rounded((-nats).exp()), 0.0])
-    return dict(mean=nats.mean().item() / BIT, rows=list(rows))
+    rows = [*zip(guess.tolist(), rounded(p), [*rounded((-nats).exp()), 0.0])]
+    return dict(mean=nats.mean().item() / BIT, rows=rows)
 
 
 def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
@@ -254,7 +257,6 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     counts = size[ids[1:]] > 0
     n_bytes = max(1, size[ids].sum().item())
     top = logits.softmax(-1).topk(min(5, config.vocab_size))
-    lens = [lens_after(n, model, ids) for n in range(L + 1)]
     test, in_test = copy_test(model, size)
     seen = probe.layers_seen()
     heads = describe_heads(probe, ids, in_test)
@@ -266,7 +268,7 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
         bits=rounded(nats / BIT),
         rank=((logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(-1) + 1).tolist(),
         top=[list(zip(i.tolist(), rounded(p, 4))) for p, i in zip(*top)],
-        lens=lens,
+        lens=[lens_after(n, model, ids) for n in range(L + 1)],
         heads=heads,
         maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
         parts=list(switch_off(model, ids, nats, counts, n_bytes, heads)),
@@ -284,8 +286,8 @@ def facts_of(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
 def choose_text(config: LookConfig, loaded: Trained) -> tuple[list[int], str]:
     """The ids to look at, BOS first, and where they are from."""
     if config.prompt:
-        tokenizer = loaded.tokenizer
-        return [tokenizer.bos_id, *tokenizer.encode(config.prompt)], "your prompt"
+        ids = loaded.tokenizer.encode(config.prompt)
+        return [loaded.tokenizer.bos_id, *ids], "your prompt"
     manifest = loaded.data
     rows = manifest.rows("val")
     if config.row >= rows:

@@ -85,13 +85,13 @@ def write(loaded: Trained, out: str, half: bool, loss=held_out_loss, **shown) ->
 
 @torch.no_grad()
 def rounded(model: GPT, half: bool) -> Iterator[tuple[str, int, int, bytes]]:
-    """Each weight's name, R rows, C columns and bytes: R scales in fp32 and R x C int8, or R x C
-    fp16; each array ends at a multiple of 4 bytes. The model gets the weights that these say."""
+    """Each weight's name, R rows, C columns (1 of a vector) and bytes: R scales in fp32 and R x C
+    int8, or R x C fp16; each array ends at a multiple of 4 bytes. The model gets the weights that
+    these say."""
     for name, p in model.named_parameters():
-        if p.ndim != 2:
-            raise UsageError(f"gpt.js, which computes in the page, does not know the weight {name}")
-        is_table = KINDS[kind_of(name)][0] != "matrix"
-        rows = p[: model.config.vocab_size] if is_table else p  # without a table's padding
+        rows = p.view(len(p), -1)
+        if KINDS[kind_of(name)][0] in ("embedding", "head"):
+            rows = rows[: model.config.vocab_size]  # without a table's padding
         arrays = [rows.half()]
         scale = 1
         if not half:
@@ -107,10 +107,9 @@ def rounded(model: GPT, half: bool) -> Iterator[tuple[str, int, int, bytes]]:
 
 def facts_of(loaded: Trained) -> list[str]:
     """What the page says of the model: parameters, steps, text."""
-    of = loaded.provenance
     facts = [
         f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters",
-        loaded.about or f"{of.step:,} steps, {of.tokens:,} tokens",
+        loaded.about or f"{loaded.provenance.step:,} steps, {loaded.provenance.tokens:,} tokens",
     ]
     with suppress(UsageError, DataError):
         facts.append("text: " + ", ".join(loaded.data.sources))  # names: no folder of the writer's

@@ -1,12 +1,14 @@
 """A run on one page, and several runs in one picture: `python eval.py report`, `... compare A B`.
 
 Reads what a run left in its folder (run_folder.py) and the manifest of its data. `write` makes
-RUN_DIR/report.html, which needs no other file and no network; `compare` draws compare.svg and
+RUN_DIR/report.html, which needs no other file and no network; `compare` draws compare_A+B.svg and
 prints a table. train.py calls `update` at each validation, and `write` when a run
 ends; eval.py calls the rest. Next: report.html, the template.
 """
 
 import json
+import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ def rewrite(config: ReportConfig, load_model) -> None:
 def write(run_dir: str | Path) -> Path:
     """Write RUN_DIR/report.html; returns its path."""
     run = RunFolder(run_dir)
+    page = run.dir / "report.html"
     html = filled(
         "report.html",
         run=run,
@@ -56,7 +59,6 @@ def write(run_dir: str | Path) -> Path:
         short=short,
         duration=duration,
     )
-    page = run.dir / "report.html"
     disk.write_text(page, html + "\n")
     return page
 
@@ -65,8 +67,8 @@ def write(run_dir: str | Path) -> Path:
 
 
 def compare(argv: list[str]) -> None:
-    """`eval.py compare RUN RUN ...`: print what `compared` says; draw compare.svg beside the first
-    run."""
+    """`eval.py compare RUN RUN ...`: print what `compared` says; draw compare_RUN+RUN.svg beside
+    the first run."""
     if len(argv) < 2:
         raise UsageError("compare needs two runs or more: python eval.py compare tiny runs/other")
     runs = [RunFolder(trained.folder_of(word)) for word in argv]
@@ -74,7 +76,12 @@ def compare(argv: list[str]) -> None:
     say(compared(runs, common))
     if not met:
         say(f"warning: not all have a validation at {short(common)}: read off between two")
-    path = runs[0].dir.parent / "compare.svg"
+    folder = runs[0].dir.parent
+    words = "+".join(os.path.relpath(run.dir, folder) for run in runs)
+    name = re.sub("[^A-Za-z0-9_.+-]", "_", words)[:100]
+    if name != words:  # another comparison must not get the same name
+        name += f"_{disk.sha256_of_tree(ascii(words))[:8]}"
+    path = folder / f"compare_{name}.svg"
     disk.write_text(path, curves.draw_compared(runs, common))
     say(f"picture: {path}")
 
@@ -100,7 +107,7 @@ def common_point(runs: list[RunFolder]) -> tuple[int, bool]:
             )
     known = [{tokens for tokens, _ in run.curve} for run in runs]
     met = set.intersection(*known)
-    return max(met or {min(map(max, known))}), bool(met)
+    return max(met, default=min(map(max, known))), bool(met)
 
 
 def row(run: RunFolder, base: RunFolder, common: int) -> tuple[str, ...]:
@@ -147,8 +154,16 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
         )
     if warnings:
         return [*differ.values(), *warnings]
+    ours, theirs = (
+        [bpb_at(run, common), *(line.loss for line in run.steps if line.tokens <= common)]
+        for run in (base, other)
+    )
+    table = multiplier.table_of(base, other, common)
+    if ours == theirs:
+        same = f"{base.dir} and {other.dir}: equal to the last digit up to {short(common)} tokens"
+        table = [same, *table] if differ else [same]  # what differs may cost FLOPs or time
     if not differ:
-        advice = "no difference: options, seed, data and code are the same, so it is rounding"
+        advice = "no difference: options, seed, data and code are the same, but for rounding"
     elif differ.keys() == {"seed"}:
         advice = "no difference: only the seed differs, so all of it is noise"
     else:
@@ -156,7 +171,7 @@ def pair(base: RunFolder, other: RunFolder, common: int) -> list[str]:
             "trust a difference only if it is larger than that between two seeds: python "
             "benchmarks/referee.py judges by pairs of seeds at several sizes"
         )
-    return [*multiplier.table_of(base, other, common), *differ.values(), advice]
+    return [*table, *differ.values(), advice]
 
 
 def differences(a: RunFolder, b: RunFolder) -> dict[str, str]:

@@ -58,8 +58,9 @@ class Measured:
 
 def measure(name: str, base: list[list[dict]], change: list[list[dict]]) -> Measured:
     """base, change: for each seed, the rows of both runs."""
-    pairs = [pair for version in (base, change) for pair in combinations(version, 2)]
-    between = [less(name, *pair)[0] for pair in pairs]
+    between = [
+        less(name, *pair)[0] for version in (base, change) for pair in combinations(version, 2)
+    ]
     luck = max(max(factor, 1 / factor) for factor in between)
     return Measured([less(name, a, b) for a, b in zip(base, change)], luck)
 

@@ -63,7 +63,7 @@ class RunFolder:
         self._begun = [start.time for start in self.starts]
         self.tokens = max((getattr(line, "tokens", 0) for line in lines), default=0)
         samples = read_lines(self.dir / "samples.jsonl", SampleLine)
-        self.samples = [*{sample.step: sample for sample in samples}.values()]  # the last of a step
+        self.samples = [*{line.step: line for line in samples}.values()]  # the last of a step
         self.config = formats.read(self.dir / "config.json", dict[str, Any])
         self.status = formats.read(self.dir / "status.json", Status)
         self.taken = of(StepLine | SkippedLine)
@@ -75,8 +75,10 @@ class RunFolder:
     def options(self) -> dict[str, Any]:
         """What decides its numbers and its speed: config.json, and lists of what its starts
         decided."""
-        values = lambda name: [getattr(start, name) for start in self.trained()]
-        decided = {name: [*dict.fromkeys(values(name))] for name in OF_A_START}
+        decided = {
+            name: [*dict.fromkeys(getattr(start, name) for start in self.trained())]
+            for name in OF_A_START
+        }
         # a process that resumes reads no other weights
         decided["init_from"] = [start.init_from for start in self.starts[:1]]
         return self.config | decided

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,12 +68,11 @@ def of_depth(preset: Preset, depth: int, tokens: float) -> Preset:
     if not on_dial:
         dial = preset_of_depth(depth).model
         shape = {key: getattr(dial, key) for key in ("n_layer", "n_embd", "n_head", "n_kv_head")}
-        hidden = model.mlp_hidden * dial.n_embd // model.n_embd
-        model = replace(model, **shape, mlp_hidden=hidden)
+        shape["mlp_hidden"] = model.mlp_hidden * dial.n_embd // model.n_embd
+        model = replace(model, **shape)
         batch *= 4 ** max(0, math.floor(1 + math.log(tokens / LONG, 16)))
     batch = model.seq_len * max(1, round(batch / model.seq_len))
-    steps = max(1, int(tokens / batch))
-    train = replace(usual.train, tokens_per_step=batch, steps=steps)
+    train = replace(usual.train, tokens_per_step=batch, steps=max(1, int(tokens / batch)))
     run = replace(preset.run, micro_batch=0)  # what fits one depth need not fit another
     return replace(usual, name=name, model=model, train=train, run=run)
 
@@ -123,8 +123,8 @@ def time_two(place: Place, minutes: float) -> list[Timed]:
     most = max(1, 60 * minutes - first.start) * first.rate  # FLOPs
     if most / first.flops < LONG:  # on a slow machine
         first = time_run(place, small, 1)
-    larger = law.built(of_depth(place.preset, large, 1).model)
-    return [first, time_run(place, large, most / larger.flops_per_token())]
+    flops = law.built(of_depth(place.preset, large, 1).model).flops_per_token()
+    return [first, time_run(place, large, most / flops)]
 
 
 def time_run(place: Place, depth: int, tokens: float) -> Timed:
@@ -138,11 +138,10 @@ def time_run(place: Place, depth: int, tokens: float) -> Timed:
     say(f"timing {STEPS} steps at depth {depth} ...", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         words = [*command_of(place, preset), "--run_dir", folder]
-        env = os.environ | dict(TORCHINDUCTOR_CACHE_DIR=str(Path(folder, "compiled")))
+        how = dict(cwd=code.ROOT, capture_output=True, text=True)
+        how["env"] = os.environ | dict(TORCHINDUCTOR_CACHE_DIR=str(Path(folder, "compiled")))
         begun = time.monotonic()
-        ended = subprocess.run(
-            [sys.executable, *words], cwd=code.ROOT, env=env, capture_output=True, text=True
-        )
+        ended = subprocess.run([sys.executable, *words], **how)
         if ended.returncode:
             raise UsageError(f"{shlex.join(words)} fails: {ended.stderr[-300:]}")
         run = RunFolder(folder)
@@ -201,17 +200,18 @@ def run_of(place: Place, timed: list[Timed], depth: int, seconds: float) -> Run 
     preset = of_depth(place.preset, depth, tokens)
     decided = plan.make_plan(preset, world)
     weights = law.weights_of(place.text, model)
-    is_fat = decided.save_bytes > 0.5 * world.memory_bytes * world.world_size
-    if is_fat or depth > DEPTHS[0] and weights * TOKENS_PER_WEIGHT > most:
+    if decided.save_bytes > 0.5 * world.memory_bytes * world.world_size:
         return None
-    flops = law.built(model).flops_per_token()
+    if depth > DEPTHS[0] and weights * TOKENS_PER_WEIGHT > most:
+        return None
+    speed = batch / step_s
     return Run(
         preset=preset,
         plan=decided,
         epochs=tokens / place.unique,
         seconds=rest_s + decided.steps * (step_s + some_s / preset.run.eval_every),
-        tokens_per_s=batch / step_s,
-        mfu=mfu(batch / step_s, flops, place.peak, world.world_size),
+        tokens_per_s=speed,
+        mfu=mfu(speed, law.built(model).flops_per_token(), place.peak, world.world_size),
         loss=law.predict(place.text, weights, law.worth(tokens, place.unique)),
         margin=law.margin(place.text, weights, tokens),
     )
@@ -219,12 +219,8 @@ def run_of(place: Place, timed: list[Timed], depth: int, seconds: float) -> Run 
 
 def best_run(place: Place, timed: list[Timed], minutes: float) -> Run:
     """The run of least loss among all depths. UsageError if no model can learn anything."""
-    found = []
-    for depth in DEPTHS:
-        run = run_of(place, timed, depth, 60 * minutes)
-        if not run:
-            break
-        found.append(run)
+    seconds = 60 * minutes
+    found = [*takewhile(bool, (run_of(place, timed, depth, seconds) for depth in DEPTHS))]
     if not found:
         raise UsageError(f"{minutes:g} minutes are too few here to learn from {FEWEST:,} tokens")
     return min(found, key=lambda run: run.loss)

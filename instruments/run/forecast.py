@@ -38,7 +38,7 @@ class PlanConfig:
     """What to plan for."""
 
     gpu: str = ""
-    """Card, instead of this machine: `H100`, `8xH200`, `4090`."""
+    """Card, instead of this machine: `H100`, `8xH200` or `H200x8`, `4090`."""
     usd: float = 0.0
     """Dollars to spend: names the depth that makes the most of them."""
     here: bool = False
@@ -60,11 +60,13 @@ class PlanArgs(cli.TrainArgs):
 
 
 def parse_gpus(asked: str) -> ranks.World:
-    """ "8xH100" -> eight of them, which this machine need not have."""
-    count, name = re.fullmatch(r"(?:(\d+)x)?(.*)", asked).groups()
+    """ "8xH100", "H100 x8" or "8*H100" -> eight of them, which this machine need not have."""
+    # No count has four digits: "RTX 4090" is a card.
+    form = r"(?:(\d{1,3})[ x*:]+)?(.*?)(?:[ x*:]+(\d{1,3}))?"
+    before, name, after = re.fullmatch(form, asked).groups("1")
     name = name if flops.find_card(name) else f"RTX {name}"
     card = flops.find_card(name)
-    n = int(count or 1)
+    n = int(before) * int(after)
     if card is None or not n:
         raise UsageError(
             f"--gpu {asked} is not in the table; choose from {', '.join(flops.CARDS)}, or several: "
@@ -91,8 +93,8 @@ def page_of(argv: list[str]) -> str:
         return here(preset, usual, asked.plan)
     if asked.plan.minutes or asked.plan.save:
         raise UsageError("--minutes and --save plan for this machine: add --here")
-    own = (preset.run.device, preset.train.dtype)
-    world = parse_gpus(asked.plan.gpu) if asked.plan.gpu else ranks.start(*own)
+    gpu = asked.plan.gpu
+    world = parse_gpus(gpu) if gpu else ranks.start(preset.run.device, preset.train.dtype)
     return page(preset, world, asked.plan.usd)
 
 
@@ -135,8 +137,7 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     peak = flops.find_peak(world, preset.run.peak_tflops)
     if usd:
         place = choice.Place(preset, cfg.LARGEST, 0, world, peak)
-        rate = SHARE * peak * world.world_size
-        timed = [choice.Timed(n, rate, start=1, row=1) for n in (1, 2)]
+        timed = [choice.Timed(n, SHARE * peak * world.world_size, 1, 1) for n in (1, 2)]
         preset = choice.best_run(place, timed, 60 * usd / price).preset
     full = law.built(preset.model).flops_per_token()
     share = SHARE * (0.75 if preset.run.recompute else 1)  # of four passes, MFU counts three
@@ -180,9 +181,8 @@ def here(preset: cfg.Preset, usual: cfg.Preset, asked: PlanConfig) -> str:
     name = preset.name
     if not re.fullmatch(r"(tiny|d\d+)(-stock)?", name):
         raise UsageError(f"--here chooses the depth of tiny or of a dN, not of {name}")
-    free = dict(data_dir=preset.run.data_dir, device=preset.run.device)
-    rest = replace(usual, run=replace(usual.run, **free))
-    if preset != rest or asked.gpu or asked.usd:
+    run = replace(usual.run, data_dir=preset.run.data_dir, device=preset.run.device)
+    if preset != replace(usual, run=run) or asked.gpu or asked.usd:
         raise UsageError(
             "--here takes no other options than --minutes, --save, --data_dir, --device"
         )

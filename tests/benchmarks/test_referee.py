@@ -6,6 +6,7 @@ this project with one line edited.
 
 import json
 import math
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -43,46 +44,48 @@ def small(monkeypatch):
 # -------------------------------------------------------------------------------------- the rule
 
 
-def of_seeds(ahead: float, seed=1.0, flops=1, seconds=1, start=0) -> list[list[dict]]:
-    """The rows of two seeds, of which one is ahead by as much more; a loss falls by 0.5 each time
-    the tokens double."""
-    rows = lambda more: [
-        dict(
-            tokens=n, bpb=9 - math.log2(n * more) / 2, FLOPs=flops * n, seconds=start + seconds * n
-        )
-        for n in (1000, 2000)
-    ]
-    return [rows(ahead), rows(ahead * seed)]
+def rows_of(ahead: float, cost=1, start=0) -> list[dict]:
+    """Of two runs: a loss falls by 0.5 each time the tokens double. cost: FLOPs of a token, whose
+    square are its seconds."""
+    rows = []
+    for n in (1000, 2000):
+        bpb = 9 - math.log2(n * ahead) / 2
+        rows.append(dict(tokens=n, bpb=bpb, FLOPs=cost * n, seconds=start + cost**2 * n))
+    return rows
+
+
+def of_seeds(ahead: float, seed=1.0, *cost) -> list[list[dict]]:
+    """The rows of two seeds, of which one is ahead by as much more."""
+    return [rows_of(ahead, *cost), rows_of(ahead * seed, *cost)]
 
 
 def test_a_factor_is_found_by_each_measure():
-    """1.25 times fewer tokens, at 2 times the FLOPs and 1.5 times the seconds of a token."""
-    base = of_seeds(1, 1.1, start=900)
-    change = of_seeds(1.25, 1.1, 2, 1.5)
-    for name, cost, words in (
-        ("tokens", 1, "helps harms"), ("FLOPs", 2, "harms helps"), ("seconds", 1.5, "harms helps"),
-    ):  # fmt: skip
+    """1.25 times fewer tokens, at 2 times the FLOPs and 4 times the seconds of a token."""
+    base = of_seeds(1, 1.1, 1, 900)
+    change = of_seeds(1.25, 1.1, 2)
+    for name, cost, word in (
+        ("tokens", 1, "helps"),
+        ("FLOPs", 2, "harms"),
+        ("seconds", 4, "harms"),
+    ):
         found = rule.measure(name, base, change)
-        assert found.factors == [(pytest.approx(1.25 / cost), "")] * 2
+        assert found.factors == [(pytest.approx(1.25 / cost), "")] * 2 and found.word == word
         assert found.luck == pytest.approx(1.1)
-        assert f"{found.word} {rule.measure(name, change, base).word}" == words
 
 
 def test_a_verdict_is_that_of_the_two_largest_sizes_beyond_luck():
-    size = {
-        x: rule.measure("tokens", of_seeds(1, 1.1), of_seeds(x, 1.1)) for x in (0.8, 1.05, 1.25)
-    }
-    words = lambda *sizes: rule.verdict([size[x] for x in sizes])
+    base = of_seeds(1, 1.1)
+    size = lambda ahead: rule.measure("tokens", base, of_seeds(ahead, 1.1))
+    words = lambda *factors: rule.verdict([*map(size, factors)])
     assert words(0.8, 1.25, 1.25) == "helps" and words(1.25, 0.8, 0.8) == "harms"
-    pairs = (0.8, 1.25), (1.05, 1.25), (1.25, 1.05), (1.05, 1.05)
+    pairs = (0.8, 1.25), (1.05, 1.25), (1.25, 1.05)
     assert {words(*pair) for pair in pairs} == {"no difference"}
-    seed_of_two = of_seeds(1.25, 0.8)
-    assert rule.measure("tokens", of_seeds(1), seed_of_two).word == "no difference"
+    assert rule.measure("tokens", of_seeds(1), of_seeds(1.25, 0.8)).word == "no difference"
 
 
 def test_a_bound_is_no_verdict():
     """The second version has the loss before its shorter run, at ten times the cost of a token."""
-    pair = of_seeds(1), of_seeds(3, flops=10)
+    pair = of_seeds(1), of_seeds(3, 1, 10)
     for factor, bound, word in ((2, ">", "helps"), (0.5, "<", "harms")):
         found = rule.measure("tokens", *pair)
         assert found.factors == [(pytest.approx(factor), bound)] * 2 and found.word == word
@@ -98,7 +101,7 @@ def test_what_does_nothing_is_seldom_said_to_do_something():
         sizes = []
         for _ in range(2):
             drawn = 2 ** (0.01 * draw.standard_normal((2, 2)))
-            versions = [[of_seeds(ahead)[0] for ahead in seeds] for seeds in drawn]
+            versions = [[*map(rows_of, seeds)] for seeds in drawn]
             sizes.append(rule.measure("tokens", *versions))
         words.append(rule.verdict(sizes))
     helps, harms = (words.count(word) / 2000 for word in ("helps", "harms"))
@@ -110,10 +113,8 @@ def test_what_does_nothing_is_seldom_said_to_do_something():
 
 
 def rows_in(data: Manifest, split: str) -> set[bytes]:
-    places = [(i, row) for i in range(2) for row in range(data.rows(split, i))]
-    found = {data.row(split, *place).tobytes() for place in places}
-    assert len(found) == len(places)
-    return found
+    of_source = lambda i: (data.row(split, i, row) for row in range(data.rows(split, i)))
+    return {row.tobytes() for i in range(2) for row in of_source(i)}
 
 
 def test_each_held_out_row_is_of_one_part(tmp_path, monkeypatch):
@@ -136,7 +137,7 @@ def test_each_held_out_row_is_of_one_part(tmp_path, monkeypatch):
     pytest.raises(UsageError, held_out.divide, whole, tmp_path)
 
 
-@pytest.mark.parametrize("ahead, shift", [(0, 0), (0, 9), (1, 0)])
+@pytest.mark.parametrize("ahead, shift", [(0, 9), (1, 0)])
 def test_a_score_is_that_of_a_loop_over_the_places(ahead, shift):
     """By a table of logits of the next token after the last one, all of them shifted; or after the
     token ahead, where the question has it."""
@@ -144,36 +145,34 @@ def test_a_score_is_that_of_a_loop_over_the_places(ahead, shift):
     table = draw.standard_normal((30, 30)).astype("f4")
     p = np.exp(table) / np.exp(table).sum(1, keepdims=True)
     rows = draw.integers(0, 30, (40, 33), np.uint16)
+    batch_of = lambda ids: rows[:32] if len(ids) == 32 else rows[32:]
     token_bytes = draw.integers(0, 4, 30, np.int32)  # some are special
-    asked = []
+    texts = []  # before each place
 
     def ask(shape, ids, start=0, at=None):
-        asked.append((ids, start, at))
-        last = ids[:, -1] if at is None else ids[:, (at + ahead) % 32]
-        return table[last] + shift
+        if at is not None:
+            assert (ids == batch_of(ids)[:, :-1]).all()
+            return table[ids[:, (at + ahead) % 32]] + shift
+        texts.append(np.hstack([texts[-1], ids]) if start else ids)
+        return table[ids[:, -1]] + shift
 
     bpb, moved = held_out.score(rows, token_bytes, ask, secret=1)
     bits = size = 0
-    given = rows[:, :0]
-    places = []
-    for ids, start, at in asked:
-        batch = rows[:32] if len(places) < 8 else rows[32:]
-        if at is not None:
-            assert (ids == rows[32 * (len(places) > 8) :][: len(ids), :-1]).all()
-            continue
-        given = np.hstack([given, ids]) if start else ids
-        end = given.shape[1]
-        places.append(end)
-        assert (given == batch[:, :end]).all()
-        for last, following in batch[token_bytes[batch[:, end]] > 0, end - 1 : end + 1]:
-            bits -= math.log2(p[last, following])
-            size += token_bytes[following]
+    for ids in texts:
+        batch = batch_of(ids)
+        end = ids.shape[1]
+        assert (ids == batch[:, :end]).all()
+        for last, following in batch[:, end - 1 : end + 1]:
+            if token_bytes[following]:
+                bits -= math.log2(p[last, following])
+                size += token_bytes[following]
     assert bpb == pytest.approx(bits / size, rel=1e-5)
     assert moved > 0.1 if ahead else moved < 1e-5
+    places = [ids.shape[1] for ids in texts]
     assert len({*places[:8]}) == len({*places[8:]}) == 8 and places[:8] != places[8:]
-    asked.clear()
+    texts.clear()
     held_out.score(rows, token_bytes, ask, secret=2)
-    assert places != [start + ids.shape[1] for ids, start, at in asked if at is None]
+    assert places != [ids.shape[1] for ids in texts]
 
 
 # -------------------------------------------------------------------------------- who is confined
@@ -185,17 +184,15 @@ def confine(tmp_path):
     and the facts of its end."""
 
     def made(code: str) -> tuple[list, dict]:
-        end = tmp_path / "end.json"
         for name in ("read", "write"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "file").touch()
-        read = [*trials.SYSTEM, sys.prefix, sys.base_prefix, str(tmp_path / "read")]
-        spec = dict(read=read, write=[str(tmp_path / "write")], seconds=60, end=str(end))
+        read = [*trials.SYSTEM, sys.prefix, sys.base_prefix, "read"]
+        spec = dict(read=read, write=["write"], seconds=60, end="end.json")
         words = [sys.executable, ROOT / "benchmarks" / "confined.py", json.dumps(spec)]
         words += [sys.executable, "-c", "import os, socket, sys, time\n" + code]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(), disk.read_json(end)
+        said = subprocess.check_output(words, text=True, cwd=tmp_path)
+        return said.split(), disk.read_json(tmp_path / "end.json")
 
     return made
 
@@ -242,7 +239,7 @@ sys.exit(7)
 
 
 @pytest.fixture
-def bench(tmp_path, small_data):
+def bench(tmp_path):
     return trials.Bench(tmp_path, secret=1, at_once=2, minutes=5)
 
 
@@ -255,7 +252,7 @@ def copied(tmp_path, small_data, old: str, new: str) -> trials.Version:
 @pytest.mark.parametrize("old, new", [
     ("start = cache.length if cache else 0", "print(start := cache.length if cache else 0)"),
     ("= torch.stack([k, v])", "= torch.stack([k, -v])"),
-    ("self.length = 0", "raise RuntimeError"),
+    pytest.param("self.length = 0", "raise RuntimeError", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_answers_are_the_logits_of_the_model(
     old, new, own_run, small_data, tmp_path, bench, monkeypatch
@@ -383,30 +380,28 @@ def test_a_try_from_its_beginning_to_its_page(tried, monkeypatch):
     assert begun["try"] == ended["try"] and len(tried.rows) == 16
     page = (tried.folder / "page.html").read_text()
     assert 'class="helps">helps<' in page and "+AHEAD" in page and "1.25" in page
-    assert tried.judged()[0] == 0 and len(tried.rows) == 16
-    tried.edit("train.py", "AHEAD, NOISE, OWN = 1.25", "AHEAD, NOISE, OWN = 1.01")
     make_all = trials.Bench.make_all
 
     def edited_meanwhile(bench, wanted):
         make_all(bench, wanted)
-        tried.edit("train.py", "1.01", "1.02")
+        tried.edit("train.py", "1.25", "1.26")
 
     monkeypatch.setattr(trials.Bench, "make_all", edited_meanwhile)
     code, line = tried.judged()
-    assert code == 1 and line["state"] == "no difference" and len(tried.rows) == 24
-    assert "edited meanwhile" in line["said"][-1]
+    assert code == 0 and "edited meanwhile" in line["said"][-1]
+    assert len(tried.rows) == 16  # no run is made twice
     flip(tried.folder / "scored.npy")
     pytest.raises(DataError, tried.judged)
 
 
 # What a version does in the place of training, or of an answer; and the reason that the ledger has.
 WRONG = {
-    "crash": ("train.py", "(run_dir / ", "raise SystemExit('no luck')\n(run_dir / ", "no luck"),
-    "hang": ("train.py", "(run_dir / ", "time.sleep(600)\n(run_dir / ", "takes more than"),
+    "crash": ("train.py", "shards = ", "raise SystemExit('no luck')\nshards = ", "no luck"),
+    "hang": ("train.py", "shards = ", "time.sleep(600)\nshards = ", "takes more than"),
     "rubbish": ("train.py", 'write_text(text)', 'write_text("[" * 10**8)', "leaves no results"),
-    "outside": ("train.py", "(run_dir / ", "(run_dir.parent / 'x').touch()\n(run_dir / ", "denied"),
+    "outside": ("train.py", "shards = ", "(run_dir.parent / 'x').touch()\nshards = ", "denied"),
     "daemon": (
-        "train.py", "(run_dir / ", "subprocess.Popen(['sleep', '600'])\n(run_dir / ", "processes"
+        "train.py", "shards = ", "subprocess.Popen(['sleep', '600'])\nshards = ", "processes"
     ),
     "nan": ("model.py", "return from", "logits = logits * np.nan\n        return from", "finite"),
     "short": ("model.py", 'logits.astype("f4")', 'logits.astype("f4")[..., 1:]', "each token"),
@@ -422,9 +417,8 @@ def test_a_version_that_is_wrong_is_refused_by_name(name, tried, monkeypatch):
     if name == "hang":
         made = trials.Bench.__init__
         monkeypatch.setattr(trials.Bench, "__init__", lambda b, f, s, n, _: made(b, f, s, n, 0.2))
-    file, old, new, reason = WRONG[name]
-    text = (tried.repo / file).read_text()
-    (tried.repo / file).write_text(text.replace(old, new, 1))
+    *edit, reason = WRONG[name]
+    tried.edit(*edit)
     code, line = tried.judged()
     assert code == 1 and line["state"] == "refused" and reason in line["said"][0]
     assert reason in (tried.folder / "page.html").read_text()
@@ -433,12 +427,12 @@ def test_a_version_that_is_wrong_is_refused_by_name(name, tried, monkeypatch):
 @pytest.mark.slow
 def test_after_a_kill_only_what_is_missing_is_made(tried):
     tried.edit("train.py", "AHEAD, NOISE, OWN = 1.0", "AHEAD, NOISE, OWN = 1.25")
-    small = "import held_out\n" + "\n".join(f"held_out.{k} = {v}" for k, v in SMALL.items())
-    code = f"import sys; sys.path[:0] = [{str(ROOT / 'benchmarks')!r}]\nimport judge\n{small}\n"
-    code += "judge.main(sys.argv[1:])"
-    with subprocess.Popen([sys.executable, "-c", code, *tried.words]) as process:
-        until(lambda: (tried.folder / "rows.jsonl").exists() and len(tried.rows) > 3)
-        process.kill()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=judge.main, args=[tried.words])
+    process.start()
+    until(lambda: (tried.folder / "rows.jsonl").exists() and len(tried.rows) > 3)
+    process.kill()
+    process.join()
     there = tried.rows
     code, line = tried.judged()
     assert code == 0 and tried.rows[: len(there)] == there and len(tried.rows) == 16
@@ -451,18 +445,13 @@ def test_after_a_kill_only_what_is_missing_is_made(tried):
     ("causal = ", "causal = False and "),
     ("x = x + self.attn(rms_norm(x)", "x = x / x.std(1, keepdim=True)\n"
      "        x = x + self.attn(rms_norm(x)"),
-    ("x = x + self.attn(rms_norm(x)", "x = x + self.attn(rms_norm(1 * x)"),
 ])  # fmt: skip
 def test_a_model_that_reads_the_future_is_refused(old, new, tmp_path, small_data, bench):
-    """Values, a mask, a norm over time; the last one is honest."""
+    """By values, a mask, a norm over time."""
     version = copied(tmp_path, small_data, old, new)
     data = Manifest.load(small_data)
     rows = [data.row("val", 0, row) for row in range(40)]
     np.save(tmp_path / "scored.npy", np.array(rows))
     run = trials.runs_of(version, 2, 0, "scored", 0.1)[0]
-    if "1 * x" in new:
+    with pytest.raises(trials.Refused, match="reads the future"):
         bench.make(run)
-        assert bench.row_of(run)["moved"] < 1e-5
-    else:
-        with pytest.raises(trials.Refused, match="reads the future"):
-            bench.make(run)

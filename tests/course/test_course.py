@@ -7,10 +7,8 @@ The tests find the lessons by their names, so a new lesson is tested as soon as 
 import doctest
 import math
 import re
-import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,18 +176,6 @@ x.requires_grad_(False) => the argument x was changed
 """
 
 
-@pytest.mark.parametrize("body, named", read_table(LENT))
-def test_what_an_oracle_lends_stays_its_own(told, body, named):
-    said = told(body, LENDS)
-    assert all(name in said for name in named), said
-
-
-@pytest.mark.parametrize("body, named", read_table(TOLD))
-def test_a_learner_is_told_the_call_and_the_line(told, body, named):
-    said = told(body)
-    assert all(name in said for name in named), said
-
-
 ARRAYS = """
 def oracle(answer):
     import numpy as np
@@ -213,9 +199,15 @@ return x * 100 / 100 + 300.0 => whole numbers of a small type
 """
 
 
-@pytest.mark.parametrize("body, named", read_table(OF_ARRAYS))
-def test_arrays_come_in_other_layouts_and_types(told, body, named):
-    said = told(body, ARRAYS)
+TABLES = ((JUDGE, TOLD), (LENDS, LENT), (ARRAYS, OF_ARRAYS))
+
+
+@pytest.mark.parametrize(
+    "judge, body, named", [(judge, *row) for judge, table in TABLES for row in read_table(table)]
+)
+def test_a_learner_is_told_the_call_and_the_line(told, judge, body, named):
+    """What an oracle lends stays its own, and arrays come in other layouts and types."""
+    said = told(body, judge)
     assert all(name in said for name in named), said
 
 
@@ -336,17 +328,16 @@ def test_each_lesson_has_its_parts():
 
 @pytest.mark.parametrize("pages", ["README.md room/README.md", "README.pt.md"])
 def test_the_first_pages_list_the_lessons_and_labs(pages):
-    linked = []
+    listed = []
+    links = set()
     for page in (COURSE / name for name in pages.split()):
         text = page.read_text(encoding="utf-8")
-        links = [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", text)]
-        assert not [link for link in links if not link.exists()]
-        listed = re.findall(r"^\| (\d+) \| \[[^]]+\]\((?:room/)?(\d\d)_", text, re.MULTILINE)
-        assert all(int(number) == int(file) for number, file in listed)
-        linked += [int(number) for number, _ in listed]
-        if page.parent == COURSE:
-            assert {*COURSE.glob("labs/lab*.md")} <= {*links}
-    assert linked == [int(path.stem[:2]) for path in LESSONS]
+        links |= {(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", text)}
+        listed += re.findall(r"^\| (\d+) \| \[[^]]+\]\((?:room/)?(\d\d)_", text, re.MULTILINE)
+    assert all(link.exists() for link in links) and {*COURSE.glob("labs/lab*.md")} <= links
+    assert [(int(number), int(file)) for number, file in listed] == [
+        (n, n) for n in judging.EXERCISES
+    ]
 
 
 def test_the_examples_of_the_page_of_idioms_are_true():
@@ -355,45 +346,35 @@ def test_the_examples_of_the_page_of_idioms_are_true():
 
 
 # ---------------------------------------------------- what lessons build is what the project has
+SIZES = """tiny --n_layer 1 --n_embd 64 --n_head 2 --n_kv_head 2 --head_dim 32 --mlp_hidden 128
+    --device cpu --steps 20 --warmup 2 --eval_tokens 2048 --peak_tflops 1"""
+
+
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path, monkeypatch):
+def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, run_dir):
     """Of 20 steps of a small model, but for the order of sums. It is made of four files of ours."""
-    import config
     import train
+    from machinery import cli
     from tokenizer import Tokenizer
 
     path = COURSE / "one_file.py"
-    steps = 20
-    run_dir = tmp_path / "run"
     names = re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
     assert {n for n in names if (ROOT / f"{n}.py").exists()} == {"model", "optim", "data", "config"}
-
-    shape = dict(n_layer=1, n_embd=64, n_head=2, n_kv_head=2, head_dim=32, mlp_hidden=128)
-    preset = config.PRESETS["tiny"]
-    preset = replace(preset, model=replace(preset.model, **shape))
-    words = "tiny --device cpu --eval_tokens 2048 --peak_tflops 1".split()
-    words += ["--compile" if compiled else "--no_compile"]
-    words += [f"--{name}={size}" for name, size in shape.items()]
+    words = [*SIZES.split(), "--compile" if compiled else "--no_compile"]
     words += ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
-
-    def log_step(run, step, honest=train.log_step):
-        honest(run, step)
-        if step.step == steps - 1:
-            run.signals.received = signal.SIGTERM
-
-    monkeypatch.setattr(train, "log_step", log_step)
     try:
-        assert train.main(words) == 128 + signal.SIGTERM
+        assert train.main(words) == 0
         one_file = judging.load(path)
-        bare = one_file.train(preset, small_data, steps, compiled, 1)
+        bare = one_file.train(cli.parse("train.py", "train", words), small_data, 20, compiled, 1)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [*losses(run_dir).values()] == pytest.approx(bare, rel=1e-6) and len(bare) == steps
+    assert [*losses(run_dir).values()] == pytest.approx(bare, rel=1e-6) and len(bare) == 20
     assert bare[-1] < bare[0] - 1
     sizes = Tokenizer.load(small_data / "tokenizer.json").token_bytes.tolist()
     assert [*map(len, one_file.read_tokens(small_data))] == sizes
 
 
+@torch.no_grad()
 def test_the_gpt_of_lesson_5_is_that_of_model_py():
     """With plain options: the same loss on the same weights, and initial values of the same size.
     The lesson's definitions run, not its cells."""
@@ -408,15 +389,13 @@ def test_the_gpt_of_lesson_5_is_that_of_model_py():
     ours = GPT(GPTConfig(seq_len=64, vocab_size=256, **shape, **plain))
     ours.init_weights()
     for name, weight in small.state_dict().items():
-        size = float(ours.state_dict()[name].std())
-        assert abs(float(weight.std()) - size) <= 0.1 * size, f"{name} begins with another size"
-    with torch.no_grad():
-        for weight in small.parameters():  # all at work: none at 0
-            weight.copy_(torch.randn_like(weight) * weight.size(1) ** -0.5)
-        ours.load_state_dict(small.state_dict())
-        pieces = torch.randint(256, (4, 65))
-        bits = float(theirs.bits(small, pieces))
-        assert abs(bits * math.log(2) - float(ours(pieces[:, :-1], pieces[:, 1:]))) < 1e-5
+        begins = ours.state_dict()[name].std()
+        torch.testing.assert_close(weight.std(), begins, rtol=0.1, atol=0, msg=name)
+        weight.normal_(0, weight.size(1) ** -0.5)  # all at work: none at 0
+    ours.load_state_dict(small.state_dict())
+    pieces = torch.randint(256, (4, 65))
+    bits = float(theirs.bits(small, pieces))
+    assert abs(bits * math.log(2) - float(ours(pieces[:, :-1], pieces[:, 1:]))) < 1e-5
 
 
 # ----------------------------------------------------------------------------- 4. as a notebook

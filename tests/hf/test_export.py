@@ -2,7 +2,6 @@
 computes our numbers with an exported folder, makes our ids of conversations, and answers as ours
 does; the folder can be read back, and a wrong one is never left."""
 
-import ast
 import contextlib
 import json
 import os
@@ -11,13 +10,13 @@ import re
 import shutil
 import tempfile
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import flip, read_json, write_json, write_lines
+from conftest import flip, read_json, write_json
 from safetensors import SafetensorError
 from torch.testing import assert_close
 
@@ -26,7 +25,7 @@ from hf import card, export, mapping, parity, template
 from machinery import cli, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError, ParityError, StorageError
-from machinery.formats import Provenance, SourceFacts
+from machinery.formats import Provenance
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, Trained
 from model import GPT
@@ -36,11 +35,12 @@ from tokenizer import Tokenizer
 os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp())
 transformers = pytest.importorskip("transformers")
 
-HEADS = dict(n_head=4, n_kv_head=4, head_dim=16)
-SIZES = dict(seq_len=96, vocab_size=331, n_layer=2, n_embd=64, mlp_hidden=96)
-BASE = GPTConfig(**HEADS, **SIZES, rope_theta=54_321.0)
+BASE = GPTConfig(
+    n_layer=2, n_head=4, n_kv_head=4, head_dim=16, n_embd=64, mlp_hidden=96,
+    seq_len=96, vocab_size=331, rope_theta=54_321.0,
+)  # fmt: skip
 STOCK = dict(mlp="swiglu", logit_softcap=0.0)
-LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0)
+LLAMA = STOCK | dict(qk_norm=False, embed_norm=False, tie_embeddings=True)
 CASES = {
     "grouped queries, another head_dim": (mapping.OWN, dict(n_kv_head=2, head_dim=24)),
     "d12": (mapping.OWN, dict(extras=("key_offset", "value_embeds"), doc_mask=True)),
@@ -49,11 +49,13 @@ CASES = {
     "llama of an odd width": ("SmolLM3", LLAMA | dict(n_embd=66)),
     "NoPE on every 2nd layer": ("SmolLM3", LLAMA | dict(nope_every=2, n_kv_head=2, n_layer=4)),
     "norms of q and k": ("Qwen3", LLAMA | dict(qk_norm=True, head_dim=24)),
+    "and their gains": ("Qwen3", STOCK | dict(qk_gain=True, n_kv_head=2, head_dim=24)),
+    "gains alone": (mapping.OWN, LLAMA | dict(qk_gain=True)),
     "tiny-stock": ("Qwen3", STOCK | dict(n_kv_head=2)),
     "llama with a norm that folds": ("Llama", STOCK | dict(qk_norm=False)),
     "a norm that cannot fold": (mapping.OWN, STOCK | dict(tie_embeddings=True)),
     "norms and NoPE": (mapping.OWN, STOCK | dict(nope_every=2)),
-    "all extras, grouped queries": (mapping.OWN, dict(extras=EXTRAS, mlp="swiglu", n_kv_head=2)),
+    "all extras, grouped queries": (mapping.OWN, dict(extras=EXTRAS, qk_gain=True, n_kv_head=2)),
     **{name: (mapping.OWN, dict(extras=(name,))) for name in EXTRAS},
 }
 
@@ -61,16 +63,14 @@ CASES = {
 @pytest.fixture(scope="module")
 def tokenizer():
     words = [f"def name_{i}(x):\n    return x + {i}  # caf\u00e9\n" for i in range(200)]
-    tokenizer = Tokenizer.train(words, BASE.vocab_size)
-    assert tokenizer.vocab_size == BASE.vocab_size and tokenizer.vocab_size % 64
-    return tokenizer
+    return Tokenizer.train(words, BASE.vocab_size)
 
 
-def build(seed: int = 1, **changes) -> GPT:
+def build(**changes) -> GPT:
     """A model with random weights behind which nothing hides."""
     model = GPT(replace(BASE, **changes))
     model.init_weights()
-    parity.set_unit_weights(model, seed)
+    parity.set_unit_weights(model, seed=1)
     return model.eval()
 
 
@@ -81,29 +81,32 @@ def provenance_of(model: GPT, **identity) -> Provenance:
 @pytest.fixture
 def export_model(tokenizer, tmp_path, monkeypatch):
     """export.export for a model in memory, without a run on disk."""
-    file = tmp_path / "data" / "tokenizer.json"
     path = tmp_path / "checkpoints" / "step_00000007"
-    for folder in (file.parent, path):
-        folder.mkdir(parents=True)
-    file.write_text(tokenizer.spec)
+    path.mkdir(parents=True)
     (path / "MANIFEST.json").write_text("{}")
-    facts = SimpleNamespace(sources=[SourceFacts(name="stdlib", spec="stdlib")])
-    manifest = SimpleNamespace(
-        dir=file.parent, fingerprint="f00d", facts=facts, tokenizer_file=lambda: file
-    )
-    identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
-    def export_model(model, out="out", **more):
-        loaded = Trained(EvalConfig(), path, provenance_of(model, **identity | more), model)
+    def export_model(model, **identity):
+        loaded = Trained(EvalConfig(), path, provenance_of(model, **identity), model, tokenizer)
         monkeypatch.setattr(models, "load_model", lambda *_: loaded)
-        monkeypatch.setattr(Trained, "data", manifest)
-        return export.export(export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / out)))
+        return export.export(export.ExportConfig(out=str(tmp_path / "out")))
 
     return export_model
 
 
 def open_in_transformers(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+
+def ids_of_two() -> torch.Tensor:
+    """(2, 60): two texts, with BOS in front."""
+    torch.manual_seed(2)
+    ids = torch.randint(1, BASE.vocab_size, (2, 60))
+    ids[:, 0] = 0
+    return ids
+
+
+def assert_near(found, expected):
+    assert_close(found, expected, atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -117,46 +120,37 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     printed = capsys.readouterr().out
     assert ("modeling_nano2049.py" if name == mapping.OWN else f"the stock {name}") in printed
 
-    torch.manual_seed(2)
-    ids = torch.randint(1, BASE.vocab_size, (2, 60))
-    ids[:, 0] = 0
+    ids = ids_of_two()
     logits = ours(ids)
     back, record = mapping.load_exported(folder)
     assert (record.step, record.tokens) == (7, 7000)
-    assert back.config.doc_mask == ours.config.doc_mask
-    assert_close(back(ids), logits, atol=2e-5, rtol=0)
-    folds = name != mapping.OWN and ours.config.embed_norm
-    assert back.config == replace(ours.config, embed_norm=ours.config.embed_norm and not folds)
+    assert_near(back(ids), logits)
+    # In a stock class, the norm after the embedding went into the table.
+    assert back.config == replace(ours.config, embed_norm=back.config.embed_norm)
 
     theirs = open_in_transformers(folder)  # the comparison once more, without parity.py
-    assert_close(theirs(ids).logits, logits, atol=2e-5, rtol=0)
+    assert_near(theirs(ids).logits, logits)
 
 
-@pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
+@pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)])
 @torch.no_grad()
 def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     """In chunks, taken back, by beams, and beside a longer text, padded on the left."""
     changes = dict(extras=extras, n_layer=3)
     ours = build(**changes)
     theirs = open_in_transformers(export_model(build(**changes)))
-    torch.manual_seed(3)
-    ids = torch.randint(1, BASE.vocab_size, (2, 60))
-    ids[:, 0] = ids[1, 30] = 0
+    ids = ids_of_two()
+    ids[1, 30] = 0
     expected = ours(ids)
     cache = transformers.DynamicCache(config=theirs.config)
-    parts = []
-    for part in ids.split([17, 1, 22, 1, 19], dim=1):
-        parts.append(theirs(part, past_key_values=cache, use_cache=True).logits)
-    assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
-    theirs.set_attn_implementation("eager")  # which some tools ask for
-    assert_close(theirs(ids).logits, expected, atol=3e-5, rtol=0)
-    theirs.set_attn_implementation("sdpa")
+    ask = lambda part: theirs(part, past_key_values=cache, use_cache=True).logits
+    parts = [ask(part) for part in ids.split([17, 1, 22, 1, 19], dim=1)]
+    assert_near(torch.cat(parts, 1), expected)
     cache.crop(-23)  # as after a guess that was refused
-    again = theirs(ids[:, 37:], past_key_values=cache, use_cache=True).logits
-    assert_close(again, expected[:, 37:], atol=3e-5, rtol=0)
+    assert_near(ask(ids[:, 37:]), expected[:, 37:])
 
-    beams = dict(max_new_tokens=12, num_beams=4, do_sample=False, eos_token_id=None)
-    beams["attention_mask"] = torch.ones(2, 20)
+    how = dict(max_new_tokens=12, do_sample=False, eos_token_id=None)
+    beams = how | dict(num_beams=4, attention_mask=torch.ones(2, 20))
     found = [theirs.generate(ids[:, :20], use_cache=on, **beams) for on in (True, False)]
     assert torch.equal(*found)
 
@@ -164,7 +158,6 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     both[1, :8] = 0  # padding, before 12 tokens without BOS
     mask = torch.ones_like(both)
     mask[1, :8] = 0
-    how = dict(max_new_tokens=12, do_sample=False, eos_token_id=None)
     found = theirs.generate(both, attention_mask=mask, **how)[:, 20:]
     alone = [both[:1], both[1:, 8:]]
     expected_ids = [ours.generate(text, 12, temperature=0)[:, -12:] for text in alone]
@@ -172,6 +165,8 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
 
     loss = theirs(ids, labels=ids).loss  # for those who finetune it
     assert loss.item() == pytest.approx(ours(ids[:, :-1], ids[:, 1:]).item(), abs=1e-4)
+    theirs.set_attn_implementation("eager")  # which some tools ask for
+    assert_near(theirs(ids).logits, expected)
 
 
 def test_what_the_own_file_does_not_read_is_an_error(export_model):
@@ -221,11 +216,7 @@ TOKENIZER = "tokenizer.json"
 OPTIONS = "tokenizer_config.json"
 STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the refusal says)
     "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged("k", "v")), "logits"),
-    "a weight left out": (
-        LLAMA,
-        lambda m: m.setattr(mapping, "norms_in", lambda c, name: {}),
-        "missing_keys",
-    ),
+    "a weight left out": (LLAMA, lambda m: m.setattr(mapping, "NORMS", {}), "missing_keys"),
     "a table that is not folded": (
         STOCK,
         lambda m: m.setattr(mapping, "rms_norm", lambda w: w),
@@ -304,8 +295,8 @@ def test_the_folder(export_model):
     batch = theirs(["def", "def name_1(x)"], padding=True)  # on the left, as generation needs it
     assert batch["attention_mask"][0][0] == 0 and batch["input_ids"][0][-1] != 0
     assert theirs.chat_template is None and theirs.split_special_tokens  # it is not tuned
-    for words in ("7 steps, 7,000 tokens", "| text | `stdlib` |", "it does not answer"):
-        assert words in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "7 steps, 7,000 tokens" in card and "it does not answer" in card
 
 
 def test_what_was_exported_before_its_class_was_known_is_read(export_model, monkeypatch):
@@ -314,30 +305,28 @@ def test_what_was_exported_before_its_class_was_known_is_read(export_model, monk
     with monkeypatch.context() as before:
         before.setattr(mapping, "choose_class", lambda c: (mapping.OWN, "it was so"))
         folder = export_model(build(**changes))
-    ids = torch.arange(40)[None]
+    tree = read_json(folder / "config.json")
+    del tree["qk_gain"], tree["nano2049"]["model"]["qk_gain"]  # nor did a file have gains
+    write_json(folder / "config.json", tree)
     back, record = mapping.load_exported(folder)
     assert record.class_name == mapping.OWN and back.config.embed_norm
-    assert torch.equal(back(ids), build(**changes)(ids))
 
 
 def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
     with pytest.raises(ValueError, match="was not written by export.py") as refused:
-        mapping.load_exported(tmp_path / "data")
+        mapping.load_exported(tmp_path)
     assert cli.exit_code(refused.value) == 2  # one sentence, no traceback
     folder = export_model(build())
-    text = (folder / "config.json").read_text()
-    assert text.count('"rope_theta": 54321.0') >= 2  # that of transformers, and ours, the last
-    before, _, after = text.rpartition('"rope_theta": 54321.0')
-    (folder / "config.json").write_text(f'{before}"rope_theta": 54322.0{after}')
-    with pytest.raises(CheckpointError, match="config.json is not as it was exported"):
-        mapping.load_exported(folder)
-    (folder / "config.json").write_text(text)
-    mapping.load_exported(folder)
     for name in ("model.safetensors", "tokenizer.json"):
         flip(folder / name, at=-3)
         with pytest.raises(CheckpointError, match=f"{name} is not as it was exported"):
             mapping.load_exported(folder)
         flip(folder / name, at=-3)
+    mapping.load_exported(folder)
+    file = folder / "config.json"
+    write_json(file, read_json(file) | dict(rope_theta=54_322.0))  # for transformers, not for us
+    with pytest.raises(CheckpointError, match="config.json is not as it was exported"):
+        mapping.load_exported(folder)
 
 
 FORGED = {  # name -> a change of what config.json says of the model
@@ -364,8 +353,7 @@ def test_a_forged_config_json_is_an_error_before_anything_is_built(case, export_
 def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsys):
     """Its card, and the three lines that it prints, with greedy text."""
     out = tmp_path / "out"
-    args = [str(trained_run), "--out", str(out)]
-    assert export.main(args) == 0
+    assert export.main([str(trained_run), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     card = (out / "README.md").read_text()
     n = Manifest.load(small_data).rows("val")
@@ -373,7 +361,7 @@ def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsy
     assert str(out) not in card  # a path of this machine
     assert "| text | `files:" in card
 
-    usage = re.search(r"in Python:\n(.*)", printed, re.DOTALL)[1].strip()
+    usage = printed.partition("in Python:\n")[2].strip()
     assert usage.replace(str(out), "out") in card and len(usage.splitlines()) == 3
     exec(usage.replace("max_new_tokens=80", "max_new_tokens=16, do_sample=False"), {})
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
@@ -381,39 +369,26 @@ def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsy
     ids = torch.tensor([[0, *tokenizer.encode("The largest planet is")]])
     new = model.generate(ids, 16, temperature=0, stop_id=0)[0, 1:].tolist()
     assert capsys.readouterr().out == tokenizer.decode(i for i in new if i) + "\n"
-    with pytest.raises(UsageError):
-        export.main(args)  # it exists
 
 
-def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path, monkeypatch):
+def test_a_run_is_exported_without_its_data_folder(trained_run, tmp_path, monkeypatch):
+    """And from an earlier checkpoint than that of the loss on all rows."""
+
     def gone(loaded):
         raise DataError("it is gone")
 
     monkeypatch.setattr(Trained, "data", property(gone))
-    (own_run / "metrics.jsonl").unlink()
-    assert export.main([str(own_run), "--out", str(tmp_path / "out")]) == 0
+    earlier = trained_run / "checkpoints" / "step_00000004"
+    assert export.main([str(earlier), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| text | not known |" in card and "| validation | not known |" in card
-
-
-def test_the_card_has_the_loss_on_all_rows(tmp_path):
-    provenance = Provenance(step=2, tokens=20, identity={}, model=BASE)
-    loaded = Trained(EvalConfig(), tmp_path / "checkpoints" / "step_00000002", provenance)
-    whole = dict(step=2, tokens=20, full_val_loss=2.8, full_val_bpb=1.4, val_rows=348)
-    for last, expected in ((whole | dict(step=3), (None, None)), (whole, (1.4, 348))):
-        write_lines(tmp_path / "metrics.jsonl", [last])
-        assert card.validation_of(loaded) == expected
 
 
 def test_names_are_quoted_for_python():
     """In the card's lines: a folder whose name would run something."""
     odd = 'o"); print(1); ("$(touch planted) \n# x'
     code = card.usage(odd, "a prompt", own=False, tuned=False)
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    assert odd in [
-        arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)
-    ]
-    assert len(code.splitlines()) == 3
+    assert repr(odd) in code and len(code.splitlines()) == 3
 
 
 def test_a_full_disk_leaves_nothing(full_disk, trained_run, tmp_path, monkeypatch):
@@ -441,22 +416,7 @@ def test_an_old_transformers_or_none_is_named(monkeypatch):
 END = 3
 
 
-@pytest.fixture
-def export_tuned(export_model):
-    """The export of a model in memory that was tuned, as its trainer.json says."""
-    return lambda model: export_model(model, conversations=True)
-
-
 PIECES = (" ", "\n", "Hello", " there", "a\n\nb ", "café 你好", "{{ x }}", "<|assis", "\\", "\t")
-
-
-def conversations(count: int):
-    """Random ones: 1 to 5 exchanges, a third with a system text."""
-    rng = random.Random(0)
-    for _ in range(count):
-        roles = ["system"] * (rng.random() < 1 / 3) + ["user", "assistant"] * rng.randint(1, 5)
-        # An empty answer has no character to mask but that of <|end|>.
-        yield [(role, "".join(rng.choices(PIECES, k=rng.randint(1, 4)))) for role in roles]
 
 
 def as_messages(turns) -> list[dict]:
@@ -472,8 +432,12 @@ def theirs(tokenizer, tmp_path):
 def test_what_counts_is_what_transformers_masks(theirs, tokenizer):
     """The assistant mask of the template covers the answers and the <|end|> of each; ids of up to 5
     exchanges are ours."""
-    for turns in conversations(40):
-        how = dict(return_assistant_tokens_mask=True, return_dict=True)
+    rng = random.Random(0)
+    how = dict(return_assistant_tokens_mask=True, return_dict=True)
+    for _ in range(40):
+        roles = ["system"] * (rng.random() < 1 / 3) + ["user", "assistant"] * rng.randint(1, 5)
+        # An empty answer has no character to mask but that of <|end|>.
+        turns = [(role, "".join(rng.choices(PIECES, k=rng.randint(1, 4)))) for role in roles]
         out = theirs.apply_chat_template(as_messages(turns), **how)
         assert out["input_ids"] == [0, *chat.encode(turns, tokenizer, False)]
         speaks = False
@@ -503,9 +467,10 @@ def test_parts_that_are_text_are_joined_and_others_refused(theirs):
 FIRST = [("system", "Answer briefly."), ("user", "What is it?")]
 
 
-def ending(tokenizer, **changes):
+def ending(tokenizer) -> GPT:
     """A model whose answer to FIRST ends: <|end|> takes the place of its sixth token."""
-    model = build(tie_embeddings=False, **changes)
+    extras = ("key_offset", "value_embeds")
+    model = build(tie_embeddings=False, extras=extras, seq_len=256)
     ids = torch.tensor([[0, *chat.encode(FIRST, tokenizer, reply=True)]])
     sixth = model.generate(ids, 6, temperature=0)[0, -1].item()
     with torch.no_grad():
@@ -513,16 +478,13 @@ def ending(tokenizer, **changes):
     return model
 
 
-def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
-    changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
-    ours = ending(tokenizer, **changes)
-    folder = export_tuned(ending(tokenizer, **changes))
+def test_the_pipeline_answers_as_ours(export_model, tokenizer, capsys):
+    ours = ending(tokenizer)
+    folder = export_model(ending(tokenizer), conversations=True)
     printed = capsys.readouterr().out
     assert re.search(r"and [1-9]\d conversations", printed)  # compared, too
-    example = re.search(r"in Python:\n(.*)", printed, re.DOTALL)[1].strip()
-    assert example.replace(str(folder), folder.name) in (folder / "README.md").read_text()
     transformers.set_seed(3)
-    exec(example, {})
+    exec(printed.partition("in Python:\n")[2], {})
     said = capsys.readouterr().out
     assert said.strip() and "<|" not in said
     tree = read_json(folder / "generation_config.json")
@@ -545,20 +507,9 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     assert min(lengths) < 20  # an answer ended by itself
 
 
-def without(part: str):
-    """Lets the template lack this part."""
-    return lambda m: m.setattr(template, "TEMPLATE", template.TEMPLATE.replace(part, ""))
-
-
-MUTANTS = {  # name -> (what is spoilt, what the refusal says)
-    "BOS for the end": (edit_json(OPTIONS, eos_token="<|bos|>"), r"\(331, 0, 0, 0\)"),
-    "no BOS": (without("{{ bos_token }}"), "the chat template encodes"),
-    "system text in front of all": (without("{% set ns.before = '' %}"), "the chat template enc"),
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_template_is_refused(mutant, export_tuned, tmp_path, monkeypatch):
-    spoil, words = MUTANTS[mutant]
-    spoil(monkeypatch)
-    refused(export_tuned, build(), tmp_path, words)
+def test_a_wrong_template_is_refused(export_model, tmp_path, monkeypatch):
+    """One that puts the system text in front of every question."""
+    wrong = template.TEMPLATE.replace("{% set ns.before = '' %}", "")
+    monkeypatch.setattr(template, "TEMPLATE", wrong)
+    tuned = partial(export_model, conversations=True)
+    refused(tuned, build(), tmp_path, "the chat template encodes")

@@ -4,13 +4,10 @@ as it is; and what is refused, in its words."""
 
 import contextlib
 import io
-import itertools
 import json
 import os
-import resource
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +16,7 @@ from data_helpers import prepare_tiny
 from safetensors.torch import load_file, save_file
 from table import read_table
 from test_tokenizer import AWKWARD, oracle, random_texts
+from torch.nn.functional import cross_entropy
 
 import data
 import eval as evaluate
@@ -55,10 +53,8 @@ def splits(pattern: str) -> str:
 
 FIRST = "<|begin_of_text|>"
 FORMS = {  # name -> what is given to `make`
-    "gpt2": dict(pre=WORDS, special=[END], late=True, config=dict(bos_token=END)),
-    "smollm2": dict(
-        pre=in_turn(DIGITS, WORDS), special=[END, "<|im_start|>"], config=dict(bos_token=END)
-    ),
+    "gpt2": dict(pre=WORDS, special=[END], late=True),
+    "smollm2": dict(pre=in_turn(DIGITS, WORDS), special=[END, "<|im_start|>"]),
     "llama3": dict(
         pre=splits(LLAMA3), special=[FIRST, "<|end_of_text|>"], late=True, ignore_merges=True
     ),
@@ -67,11 +63,9 @@ FORMS = {  # name -> what is given to `make`
         special=[END, "<|im_end|>"],
         late=True,
         normalizer='{"type": "NFC"}',
-        config=dict(bos_token=None, eos_token=END),
+        bos=None,
     ),
-    "runs of spaces": dict(
-        pre=WORDS, special=[END], plain=("  ", "    "), config=dict(bos_token=END)
-    ),
+    "runs of spaces": dict(pre=WORDS, special=[END], plain=("  ", "    ")),
 }
 BLANK = """{"version": "1.0", "added_tokens": [], "normalizer": %s, "pre_tokenizer": %s,
 "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
@@ -79,18 +73,18 @@ BLANK = """{"version": "1.0", "added_tokens": [], "normalizer": %s, "pre_tokeniz
 
 
 def make(
-    folder: Path,
-    pre: str,
-    special: list[str],
-    vocab_size: int = 800,
-    late: bool = False,
-    plain: tuple = (),
-    normalizer: str = "null",
-    ignore_merges: bool = False,
-    config=(),
+    folder,
+    pre,
+    special,
+    vocab_size=800,
+    late=False,
+    plain=(),
+    normalizer="null",
+    ignore_merges=False,
+    bos=END,
 ):
     """Write tokenizer.json and tokenizer_config.json. late: the special tokens come last; where
-    FIRST is one of them, it begins each text."""
+    FIRST is one of them, it begins each text. bos: which begins one, as the second file says."""
     from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
     from tokenizers.trainers import BpeTrainer
 
@@ -115,7 +109,7 @@ def make(
     tree["model"]["ignore_merges"] = ignore_merges
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "tokenizer.json", tree)
-    write_json(folder / "tokenizer_config.json", dict(config))
+    write_json(folder / "tokenizer_config.json", dict(bos_token=bos, eos_token=special[-1]))
 
 
 MORE = ["12 3  45\n6 7", "a  1", "  1", "\n\n1", "x \u00a01", " x zebrafish zebrafishes", "e\u0301"]
@@ -151,13 +145,14 @@ def test_bos_is_known_by_its_role(made, tmp_path):
         tokenizer = tokenizer_json.read(made[name])
         assert tokenizer.bos == bos == Tokenizer(tokenizer.spec).bos
         assert tokenizer.bos_id == tokenizer.special[bos]
+    write_json(made["qwen"] / "config.json", dict(bos_token_id=798))
     one, other = (tokenizer_json.read(made["qwen"], bos) for bos in ("", "<|im_end|>"))
     assert (one.bos, other.bos) == (END, "<|im_end|>")
     assert one.same_ids(other) and one.sha256 != other.sha256
-    make(tmp_path, WORDS, ["<a>", "<b>"])
-    assert tokenizer_json.read(tmp_path, "<b>").bos_id == 1
+    shutil.copy(made["qwen"] / "tokenizer.json", tmp_path)  # alone, it does not say it
+    assert tokenizer_json.read(tmp_path, END).bos == END
     for asked in ("", "<c>"):
-        with pytest.raises(UsageError, match="--bos_token: <a>, <b>"):
+        with pytest.raises(UsageError, match=r"--bos_token: <\|endoftext\|>, <\|im_end\|>"):
             tokenizer_json.read(tmp_path, asked)
 
 
@@ -172,17 +167,13 @@ def test_our_own_stay_as_they_are_to_the_byte(made, tmp_path):
 
 
 def test_others_are_refused_by_the_name_of_their_file(made, tmp_path):
-    file = tmp_path / "tokenizer.json"
-    sentencepiece = dict(byte_fallback=True, unk_token=END)
-    for part, change in (("model", sentencepiece), ("pre_tokenizer", dict(add_prefix_space=True))):
-        tree = read_json(made["gpt2"] / "tokenizer.json")
-        tree[part] |= change
-        write_json(file, tree)
-        with pytest.raises(UsageError, match=str(file)):
-            tokenizer_json.read(tmp_path, END)
-    file.unlink()
-    with pytest.raises(UsageError, match=str(file)):
-        tokenizer_json.read(file)
+    """Each kind of them: test_tokenizer.py."""
+    tree = read_json(made["gpt2"] / "tokenizer.json")
+    tree["model"] |= dict(byte_fallback=True, unk_token=END)  # as of SentencePiece
+    write_json(tmp_path / "tokenizer.json", tree)
+    for file in ("tokenizer.json", "none.json"):
+        with pytest.raises(UsageError, match=str(tmp_path / file)):
+            tokenizer_json.read(tmp_path / file, END)
 
 
 V = 600  # tokens of the tokenizer; the tables have more rows
@@ -191,13 +182,12 @@ SHAPE |= dict(num_attention_heads=9, num_key_value_heads=3, max_position_embeddi
 SHAPE |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
-def make_model(folder: Path, name: str, **options):
+def make_model(folder, name, max_shard_size="5GB", **options):
     """Save a model of transformers' class with weights of unit scale, and return it."""
     transformers = pytest.importorskip("transformers")
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    shard = options.pop("max_shard_size", "5GB")
     c = getattr(transformers, f"{name}Config")(**(SHAPE | options))
     model = getattr(transformers, f"{name}ForCausalLM")(c).eval()
     torch.manual_seed(0)
@@ -210,7 +200,7 @@ def make_model(folder: Path, name: str, **options):
                 p.copy_(draw * (0.125 if c.tie_word_embeddings else 0.3))
             else:
                 p.copy_(draw * p.shape[1] ** -0.5)
-    model.save_pretrained(folder, max_shard_size=shard)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 
@@ -230,6 +220,7 @@ EXACT = {
     "head_dim": ("Llama", dict(head_dim=24, rms_norm_eps=1e-6)),
     "mistral": ("Mistral", dict(sliding_window=None)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=6, no_rope_layer_interval=3)),
+    "qwen3": ("Qwen3", dict(head_dim=24, rms_norm_eps=1e-3, tie_word_embeddings=True)),
 }
 
 
@@ -239,17 +230,20 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     name, options = EXACT[case]
     theirs = make_model(tmp_path, name, **options)
     source = imported.ForeignModel(tmp_path)
-    assert len(list(tmp_path.glob("*.safetensors"))) > 5 or case != "shards"
     assert source.config.seq_len == 96 and source.config.vocab_size == 631
     c = replace(source.config, vocab_size=V)
     state, said = source.read(c)
     model = mapping.model_of(c, state)
     torch.manual_seed(1)
     ids = torch.randint(V, (3, 96))
-    with torch.no_grad():
-        a = model(ids)
-        b = theirs(ids).logits[..., :V]
-    assert b.std() > 0.1 and (a - b).abs().max() < 1e-4
+    a = model(ids)
+    b = theirs(ids).logits[..., :V]
+    assert b.std() > 0.1 and (a - b).abs().max() < 2e-5 * max(1, b.std().item())
+    if name == "Qwen3":
+        (a.square().sum() + b.square().sum()).backward()
+        one = model.blocks[1].attn.k_gain.grad
+        other = theirs.model.layers[1].self_attn.k_norm.weight.grad
+        assert (one - other).norm() < 1e-3 * other.norm()
     assert "logits differ by" in said
     wrong = state | {"blocks.1.attn.out.weight": 1.1 * state["blocks.1.attn.out.weight"]}
     monkeypatch.setattr(source, "_fold", lambda theirs: wrong)
@@ -257,46 +251,24 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
         source.read(c)
 
 
-def test_a_window_that_only_the_class_says_is_refused(tmp_path):
-    make_model(tmp_path, "Mistral")
-    file = tmp_path / "config.json"
-    tree = read_json(file)
-    assert tree.pop("sliding_window") == 4096
-    write_json(file, tree)
-    refuses(tmp_path, "sliding_window': 4096")
-
-
-DEFAULTS = """{"rope_scaling": null, "quantization_config": null, "return_dict": true,
-    "output_attentions": false, "torchscript": false, "torch_dtype": "float32", "num_labels": 2,
-    "use_bfloat16": false, "tf_legacy_loss": false, "pruned_heads": {}, "is_decoder": false,
-    "add_cross_attention": false, "cross_attention_hidden_size": null, "max_length": 20,
-    "tie_encoder_decoder": false, "is_encoder_decoder": false, "id2label": {"0": "LABEL_0"},
-    "gradient_checkpointing": false, "partial_rotary_factor": 1.0, "use_sliding_window": false}"""
-
-
-def test_what_transformers_4_wrote_is_read_too(tmp_path):
-    make_model(tmp_path, "Llama", rope_theta=77_000.0, tie_word_embeddings=True)
-    file = tmp_path / "config.json"
-    tree = read_json(file)
-    tree |= {"rope_theta": tree.pop("rope_parameters")["rope_theta"], "head_dim": None}
-    write_json(file, tree | json.loads(DEFAULTS))
-    source = imported.ForeignModel(tmp_path)
-    assert source.config.rope_theta == 77_000.0
-    source.read(source.config)
-    write_json(file, tree | {"rope_scaling": {"type": "linear", "factor": 2.0}})
-    refuses(tmp_path, "linear")
-
-
 CHANGES = r"""
-{"model_type": "qwen3"} => qwen3
+{"model_type": "qwen2"} => qwen2
+{"model_type": "qwen3"} => k_norm
+{"model_type": "qwen3", "sliding_window": 4096} => k_norm
+{"model_type": "qwen3", "sliding_window": 4096, "use_sliding_window": true} => sliding_window
+{"model_type": "qwen3", "attention_bias": true} => bias
+{"model_type": "qwen3", "layer_types": ["sliding_attention"]} => layer_types
 {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}} => yarn
 {"rope_parameters": {"rope_theta": "x"}} => 'x'
+{"rope_scaling": {"type": "linear", "factor": 2.0}} => linear
 {"partial_rotary_factor": 0.5} => 0.5
 {"hidden_act": "gelu"} => gelu
 {"attention_bias": true} => bias
 {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1]} => no_rope_layers
 {"layer_types": ["conv", "conv", "conv", "conv"]} => conv
 {"sliding_window": 32} => sliding_window': 32
+what only the class says:
+{"model_type": "mistral"} => sliding_window': 4096
 {"is_causal": false} => is_causal
 {"auto_map": {"AutoModel": "x.Y"}} => auto_map
 {"quantization_config": {"bits": 4}} => quantization_config
@@ -311,6 +283,18 @@ another width, which its tensors do not have; and one that its files cannot hold
 {"head_dim": 144, "max_position_embeddings": 1048576} => positions
 a key of 9 MB:
 {"LONG": 1} => x{59}': 1, and
+of another type, or of a size, of which transformers would make anything:
+{"num_hidden_layers": 1e31} => num_hidden_layers
+{"num_hidden_layers": 10000000000000000000000000000000} => num_hidden_layers
+{"num_attention_heads": -1} => num_attention_heads
+{"hidden_size": true} => hidden_size
+{"max_position_embeddings": "a/b"} => max_position_embeddings
+{"tie_word_embeddings": {"rope_type": "x"}} => tie_word_embeddings
+{"rms_norm_eps": 1e400} => rms_norm_eps
+{"rope_parameters": -1} => rope_theta
+{"layer_types": DEEP} => layer_types
+{"layer_types": "\u001b[2J"} => layer_types
+{"model_type": "smollm3", "no_rope_layers": "a/b"} => no_rope_layers
 """
 
 
@@ -321,38 +305,39 @@ def llama(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def own_llama(llama, tmp_path):
+    """A copy, to be changed."""
+    return shutil.copytree(llama, tmp_path / "m")
+
+
+OF_VERSION_4 = """{"rope_theta": 77000.0, "rope_parameters": null, "head_dim": null,
+    "rope_scaling": null, "quantization_config": null, "return_dict": true,
+    "output_attentions": false, "torchscript": false, "torch_dtype": "float32", "num_labels": 2,
+    "use_bfloat16": false, "tf_legacy_loss": false, "pruned_heads": {}, "is_decoder": false,
+    "add_cross_attention": false, "cross_attention_hidden_size": null, "max_length": 20,
+    "tie_encoder_decoder": false, "is_encoder_decoder": false, "id2label": {"0": "LABEL_0"},
+    "gradient_checkpointing": false, "partial_rotary_factor": 1.0, "use_sliding_window": false}"""
+
+
+def test_what_transformers_4_wrote_is_read_too(own_llama):
+    file = own_llama / "config.json"
+    write_json(file, read_json(file) | json.loads(OF_VERSION_4))
+    source = imported.ForeignModel(own_llama)
+    assert source.config.rope_theta == 77_000.0
+    source.read(source.config)
+
+
 @pytest.mark.parametrize("change, words", read_table(CHANGES))
-def test_what_we_do_not_compute_is_refused_by_its_name(change, words, llama, tmp_path):
-    file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    write_json(file, read_json(file) | json.loads(change.replace("LONG", "x" * 9_000_000)))
-    with pytest.raises(UsageError, match=f"{tmp_path}.*{words[0]}"):
-        read(tmp_path / "m")
-
-
-DEEP = json.loads("[" * 60 + "]" * 60)  # a file may be 64 deep
-ODD = (True, -1, 1e400, 10**30, "a/b", {"rope_type": "\x1b[2J"}, DEEP)
-READ_KEYS = {*mapping.KEYS.values(), "rms_norm_eps", "rope_parameters", "layer_types"}
-
-
-def test_odd_values_are_refused_before_transformers_makes_anything_of_them(llama, tmp_path):
-    """Within 1 GB of memory; each has its key named."""
-    file = shutil.copytree(llama, tmp_path / "m") / "config.json"
-    tree = read_json(file) | {"model_type": "smollm3", "no_rope_layers": [1] * 4}
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + (1 << 30)
-    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
-    try:
-        for key, value in itertools.product(READ_KEYS, ODD):
-            if (key, value) == ("tie_word_embeddings", True):
-                continue
-            write_json(file, tree | {key: value})
-            with pytest.raises(UsageError, match=f"{key}|rope_theta") as e:
-                imported.ForeignModel(file.parent)
-            said = str(e.value)
-            assert "Memory" not in said and "\x1b" not in said and len(said) < 700
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+def test_what_we_do_not_compute_is_refused_by_its_name(change, words, own_llama):
+    """Before transformers makes anything of it, in a sentence, without what a terminal obeys."""
+    file = own_llama / "config.json"
+    change = change.replace("LONG", "x" * 9_000_000).replace("DEEP", "[" * 60 + "]" * 60)
+    write_json(file, read_json(file) | json.loads(change))
+    with pytest.raises(UsageError, match=f"{own_llama}.*{words[0]}") as refusal:
+        read(own_llama)
+    said = str(refusal.value)
+    assert len(said) < 700 and "\x1b" not in said
 
 
 STAND_IN = """
@@ -366,49 +351,47 @@ def __getattr__(name):
 READ = "import sys; from hf.imported import *; s = ForeignModel(sys.argv[1]); s.read(s.config)"
 
 
-def test_nobody_is_asked_for_the_code_that_a_file_names(llama, tmp_path):
+def test_nobody_is_asked_for_the_code_that_a_file_names(own_llama, tmp_path):
     """By `_attn_implementation`, transformers would have `kernels` fetch and run it."""
-    file = shutil.copytree(llama, tmp_path / "m") / "config.json"
+    file = own_llama / "config.json"
     others = {"_attn_implementation", "_name_or_path", "architectures", "dtype", "bos_token_id"}
     write_json(file, read_json(file) | dict.fromkeys(imported.ASIDE | others, "a/b"))
     about = tmp_path / "site" / "kernels-0.18.2.dist-info" / "METADATA"
     about.parent.mkdir(parents=True)
     about.write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
     (tmp_path / "site" / "kernels.py").write_text(STAND_IN)
-    run_code(READ, file.parent, PYTHONPATH=str(tmp_path / "site"))
+    run_code(READ, own_llama, PYTHONPATH=str(tmp_path / "site"))
 
 
-def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
+def test_of_the_folder_transformers_reads_nothing(llama, own_llama):
     """Each of these files would be read by its from_pretrained, or take the weights' place."""
-    folder = shutil.copytree(llama, tmp_path / "m")
     zeros = {k: torch.zeros_like(w) for k, w in load_file(llama / "model.safetensors").items()}
-    save_file(zeros, folder / "shard-00001-model-00001-of-00001.safetensors")
-    (folder / "generation_config.json").write_text("[" * 100_000)
-    (folder / "model.safetensors.index.json").write_text("{}")
+    save_file(zeros, own_llama / "shard-00001-model-00001-of-00001.safetensors")
+    (own_llama / "generation_config.json").write_text("[" * 100_000)
+    (own_llama / "model.safetensors.index.json").write_text("{}")
     ours = read(llama)
-    again = read(folder)
+    again = read(own_llama)
     assert all(torch.equal(w, again[name]) for name, w in ours.items())
 
 
-def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
+def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(own_llama, tmp_path):
     """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
-    folder = shutil.copytree(llama, tmp_path / "m")
-    weights = folder / "model.safetensors"
-    index = folder / "model.safetensors.index.json"
-    weights.rename(folder / "pytorch_model.bin")
-    outside = shutil.copy(llama / "model.safetensors", tmp_path / "outside.safetensors")
-    refuses(folder, "model.safetensors")
+    weights = own_llama / "model.safetensors"
+    index = own_llama / "model.safetensors.index.json"
+    outside = shutil.copy(weights, tmp_path / "outside.safetensors")
+    weights.rename(own_llama / "pytorch_model.bin")
+    refuses(own_llama, "model.safetensors")
     for name in ("pytorch_model.bin", "../outside.safetensors", str(outside), ""):
         write_json(index, {"weight_map": {"model.norm.weight": name}})
-        refuses(folder, "index.json, weight_map, model.norm.weight is", DataError)
+        refuses(own_llama, "index.json, weight_map, model.norm.weight is", DataError)
     index.unlink()
     weights.symlink_to(outside)
-    refuses(folder, "link", DataError)
+    refuses(own_llama, "link", DataError)
     weights.unlink()
     os.mkfifo(weights)
-    refuses(folder, "model.safetensors")
-    (folder / "adapter_config.json").write_text("{}")  # it names another folder
-    refuses(folder, "adapter")
+    refuses(own_llama, "model.safetensors")
+    (own_llama / "adapter_config.json").write_text("{}")  # it names another folder
+    refuses(own_llama, "adapter")
 
 
 def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch):
@@ -441,18 +424,14 @@ def quietly(main, *argv) -> str:
 
 
 @pytest.fixture(scope="module")
-def texts(small_data) -> list[str]:
-    return ["--source", f"files:{small_data.parent / 'texts'}"]
-
-
-@pytest.fixture(scope="module")
-def begun(texts, tmp_path_factory):
-    """A model of SmolLM2's form with its tokenizer, data prepared with it, and a run begun from it:
-    (folder, what the run printed)."""
+def begun(small_data, tmp_path_factory):
+    """A model of Qwen3's form with SmolLM2's tokenizer, data prepared with it, and a run begun from
+    it: (folder, what the run printed)."""
     folder = tmp_path_factory.mktemp("begun")
-    make_model(folder / "model", "Llama", **SMOLLM2)
+    make_model(folder / "model", "Qwen3", **SMOLLM2, head_dim=8)
     make(folder / "model", **FORMS["smollm2"], vocab_size=V)
-    prepare_tiny(folder / "data", *texts, "--tokenizer", folder / "model")
+    texts = f"files:{small_data.parent / 'texts'}"
+    prepare_tiny(folder / "data", "--source", texts, "--tokenizer", folder / "model")
     where = ["--data_dir", folder / "data", "--run_dir", folder / "run"]
     said = quietly(train.main, *TRAIN, *where, "--init_from", folder / "model")
     return folder, said
@@ -465,15 +444,14 @@ def test_training_begins_where_transformers_stands(begun):
     folder, said = begun
     assert f"decided   by {folder / 'model'}: n_head 9, not 2" in said
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").eval()
-    losses = []
+    nats = []
     for inputs, targets, _ in data.val_batches(Manifest.load(folder / "data"), 8, 16):
         with torch.no_grad():
             logits = theirs(inputs).logits[..., :V]
         counts = targets != data.IGNORED
-        nats = torch.nn.functional.cross_entropy(logits[counts], targets[counts], reduction="none")
-        losses += nats.tolist()
+        nats += cross_entropy(logits[counts], targets[counts], reduction="none").tolist()
     first, *_, last = logged(folder / "run", "val_loss")
-    assert first == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    assert first == pytest.approx(sum(nats) / len(nats), abs=1e-4)
     assert 0 < last < first
     words = [folder / "model", *CPU, "--data_dir", folder / "data", "--rows", 16]
     assert f"{first:.4f}" in quietly(evaluate.main, "loss", *words)
@@ -489,6 +467,8 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     export.main([str(here / "run"), "--out", str(out)])
     given = tokenizer_json.read(here / "model")
     back = tokenizer_json.read(out)
+    learned = mapping.load_exported(out)[0].blocks[2].attn.k_gain
+    assert 0 < (learned - read(here / "model")["blocks.2.attn.k_gain"]).abs().max() < 1e-3
     assert imported.ForeignModel(out).ours and back.bos == END
     assert back.same_ids(given) and back.encode("12 ab  3") == given.encode("12 ab  3")
     begin = [word for word in begin if word not in ("--lr", "1e-4")]
@@ -498,16 +478,14 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     assert logged(here / "again", "val_loss")[0] == ends
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_built(begun, texts, tmp_path):
+def test_what_does_not_fit_is_refused_before_anything_is_built(begun, small_data, tmp_path):
     folder, _ = begun
     model = folder / "model"
-    make(tmp_path / "other", **FORMS["gpt2"], vocab_size=V)
-    prepare_tiny(tmp_path / "d", *texts, "--tokenizer", tmp_path / "other")
     begin = [*TRAIN, "--init_from", model, "--run_dir", tmp_path / "run", "--data_dir"]
     for argv, value in (
         ([*begin, folder / "data", "--optimizer", "muon"], "--optimizer muon"),
         ([*begin, folder / "data", "--n_layer", 3], "--n_layer 3"),
-        ([*begin, tmp_path / "d"], f"--tokenizer {model}"),
+        ([*begin, small_data], f"--tokenizer {model}"),
     ):
         with pytest.raises(UsageError, match=value):
             train.main([str(word) for word in argv])

@@ -1,13 +1,18 @@
-"""Pages in a headless Chromium: what they show, what they try to load and to run."""
+"""Pages in a headless Chromium: what they show, what they try to load and to run. And the page of
+any model."""
 
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-QUIET += " --disable-component-update --disable-sync"
-SCREENS = [(1280, "light"), (400, "dark")]
+from instruments.pages import page as pages
+from machinery.formats import Provenance
+from machinery.trained import EvalConfig, Trained
+
+QUIET = """--no-sandbox --disable-gpu --disable-quic --no-first-run
+--disable-background-networking --disable-component-update --disable-sync"""
 
 
 @pytest.fixture(scope="module")
@@ -23,22 +28,28 @@ def browser():
 
 
 @contextmanager
-def opened(browser, address, width: int = 1280, scheme: str = "light", height: int = 900):
-    """The page of a file, or at an address; at the end, it must have asked for nothing elsewhere
-    (what its policy stopped was not sent), raised nothing, and fit the width."""
-    address = address if isinstance(address, str) else address.as_uri()
-    screen = dict(width=width, height=height)
-    context = browser.new_context(viewport=screen, color_scheme=scheme)
+def opened(browser, file: Path, width: int = 1280, scheme: str = "light"):
+    """The page of a file; at the end, it must have asked for nothing elsewhere (what its policy
+    stopped was not sent), raised nothing, and fit the width."""
+    context = browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme)
     page = context.new_page()
     errors = []
-    page.asked = []
+    asked = []
     page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda r: page.asked.append(r))
-    page.on("requestfailed", lambda r: "csp" in r.failure.lower() and page.asked.remove(r))
-    page.goto(address)
+    page.on("request", lambda r: asked.append(r))
+    page.on("requestfailed", lambda r: "csp" in r.failure.lower() and asked.remove(r))
+    page.goto(file.as_uri())
     yield page
-    home = (address.partition("#")[0], "data:", "blob:", "about:blank")
-    assert [r.url for r in page.asked if not r.url.startswith(home)] == errors == []
+    home = (file.as_uri(), "data:", "blob:", "about:blank")
+    assert [r.url for r in asked if not r.url.startswith(home)] == errors == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     context.close()
+
+
+def write_page(file: Path, model, tokenizer, tuned=False, half=False) -> tuple[Path, Trained]:
+    """A model as a page; the file, and the model, which then has the weights of the page."""
+    of = Provenance(step=7, tokens=7, identity=dict(conversations=tuned), model=model.config)
+    loaded = Trained(EvalConfig(), file.parent, of, model, tokenizer)
+    pages.write(loaded, str(file), half)
+    return file, loaded

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import CPU, ROOT, environment, look, read_lines, write_lines
+from conftest import CPU, ROOT, environment, look, read_json, read_lines, write_lines
 
 import eval as evaluate
 import export
@@ -78,26 +78,12 @@ def test_both_find_the_same_log_likelihoods_and_accuracies(taken, own_run, tmp_p
         for record in read_lines(own_run / "eval.jsonl")[-2 if task == "own" else -1 :]:
             metric = "acc" if record["norm"] == "sum" else "acc_norm"
             assert record["hits"] == sum(line[metric] for line in lines)
-            assert record["n"] == len(lines) and record["task"] == str(file)
 
 
 @pytest.mark.slow
 def test_questions_are_written_out_as_the_sets_are(taken):
-    found = {task: [*map(asked, lines)] for task, lines in taken.items()}
-    years = [questions for task, questions in found.items() if "202" in task]
-    assert len(years) == 3 and years[0] == years[1] == years[2]
-    texts = "Pergunta: Veja 1 e [0] 2. Qual 0?\n A. red\n B. blue\n C. white\n D. gray\n E. café\n"
-    assert years[0][0] == dict(query=f"{texts}Resposta:", choices=[*"ABCDE"], gold=0)
-    assert [q["gold"] for q in years[0]] == [0, 2, 3, 4, 0, 1, 2, 3, 4]  # without the annulled
-    assert found["oab"] == found["enem_challenge"] and len(found["oab"]) == 10
-    assert found["oab"][0]["query"].startswith("Pergunta: Quem 0?\n A. red\n")
-    texts = [(q["query"], q["gold"]) for q in found["exams_pt"]]
-    assert texts[:2] == [
-        ("Pergunta: O quê 1?\n A. u\n B. v\nResposta:", 0),
-        ("Pergunta: O quê 3?\n A. u\n B. v\nResposta:", 1),
-    ]
-    options = "\n A. A casa\n B. red\n C. green\n D. blue\n E. E. coli\nResposta:"
-    first, second = (q["query"] for q in found["m3exam_pt"][:2])
-    assert first == "Pergunta: Um texto.\nOnde 0?" + options
-    assert second == "Pergunta: Onde 1?" + options
-    assert [q["gold"] for q in found["m3exam_pt"]] == [4, 1, 0, 4, 1, 2, 3, 0]  # without 2 and 3
+    """Each set as a person has read it once: its text, options and right answers, no annulled
+    question. Of enem, each year has the same rows here."""
+    seen = read_json(HERE / "asked.json")
+    for task, lines in taken.items():
+        assert [*map(asked, lines)] == seen[task.partition("_202")[0]], task

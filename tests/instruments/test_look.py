@@ -5,21 +5,24 @@ import json
 import math
 import re
 import zlib
+from collections import defaultdict
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
-from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import train_here
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from browsing import browser, opened  # noqa: F401
+from conftest import CPU
+from table import read_table
+from test_page import SHAPES, random_model
 
 import data
 import eval as evaluate
 from bits_per_byte import score_text
-from config import GPTConfig, UsageError
+from config import UsageError
 from instruments.pages import look
 from instruments.pages.look import Probe
 from instruments.pages.template import filled
@@ -29,135 +32,88 @@ from machinery.trained import EvalConfig
 from model import GPT
 from tokenizer import Tokenizer
 
-CPU = ["--device", "cpu"]
-SEVERAL = settings(
-    max_examples=8,
-    phases=[Phase.generate],
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-# Models of every shape that a preset has, and others.
-SHAPES = st.builds(
-    lambda groups, per, **other: dict(n_head=groups * per, n_kv_head=groups, **other),
-    groups=st.integers(1, 3),
-    per=st.integers(1, 3),
-    n_layer=st.integers(1, 4),
-    head_dim=st.sampled_from([4, 8, 16]),
-    mlp=st.sampled_from(["relu2", "swiglu"]),
-    nope_every=st.sampled_from([0, 1, 2]),
-    logit_softcap=st.sampled_from([0.0, 15.0]),
-    extras=st.lists(st.sampled_from(["key_offset", "value_embeds"]), max_size=2).map(tuple),
-    **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
-)
+EVERY = sorted({'{"doc_mask": true}', *(shape for shape, _ in read_table(SHAPES))})
 
 
-ONE_HEAD = dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8)
-
-
-def random_model(shape: dict, seed: int = 0, **more) -> GPT:
-    """All of its weights at work: none is at 0, as `out` and `down` are at first."""
-    sizes = dict(seq_len=48, vocab_size=70, n_embd=32, mlp_hidden=48)
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(**sizes | shape | more))
-    model.init_weights()
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=1.5 * weight.size(-1) ** -0.5)
-    return model.eval()
-
-
-def text_for(model: GPT, T: int = 40, seed: int = 0) -> torch.Tensor:
-    """Random ids (T,), BOS first and once more within."""
-    torch.manual_seed(seed)
-    ids = torch.randint(1, model.config.vocab_size, (T,))
-    ids[0] = ids[T // 3] = model.config.bos_id
+def text_for(model: GPT) -> torch.Tensor:
+    """Random ids (40,), BOS first and once more within."""
+    torch.manual_seed(0)
+    ids = torch.randint(1, model.config.vocab_size, (40,))
+    ids[0] = ids[13] = model.config.bos_id
     return ids
 
 
 def kernel_by_hand(kept: list, q, k, v, attn_mask=None, **_) -> torch.Tensor:
-    """PyTorch's kernel on one row, causal or with a mask, one query after another: q and what it
+    """PyTorch's kernel on one row, causal or with a mask, as one writes it down: q and what it
     returns (1, H, T, D). Keeps its shares (H, T, T)."""
-    _, H, T, D = q.shape
-    shares = torch.zeros(H, T, T)
-    out = torch.zeros_like(q)
-    for h in range(H):
-        g = h * k.size(1) // H
-        for t in range(T):
-            seen = torch.arange(T) <= t if attn_mask is None else attn_mask[..., t, :].flatten()
-            shares[h, t, seen] = (k[0, g, seen] @ q[0, h, t] / D**0.5).softmax(0)
-            out[0, h, t] = shares[h, t] @ v[0, g]
-    kept.append(shares)
-    return out
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+    T = q.size(2)
+    seen = torch.ones(T, T).tril().bool() if attn_mask is None else attn_mask
+    shares = (q @ k.mT / q.size(3) ** 0.5).masked_fill(~seen, -math.inf).softmax(-1)
+    kept.append(shares[0])
+    return shares @ v
 
 
-@SEVERAL
-@given(SHAPES, st.integers(0, 99))
-def test_the_shares_are_those_that_give_the_models_output(shape, seed):
-    model = random_model(shape, seed)
-    ids = text_for(model, 20, seed)
+@pytest.mark.parametrize("shape", EVERY)
+def test_the_shares_are_those_that_give_the_models_output(shape):
+    model = random_model(**json.loads(shape))
+    ids = text_for(model)
     probe = Probe(model)
     logits = probe(ids)
     assert probe.layers_seen() == list(range(model.config.n_layer))
-    assert max(probe.error.values()) < 1e-5
     kept = []
     slow = partial(kernel_by_hand, kept)
     with mock.patch("torch.nn.functional.scaled_dot_product_attention", slow), torch.no_grad():
         assert (model(ids[None])[0] - logits).abs().max() < 1e-4
     for p, shares in zip(probe.maps.values(), kept, strict=True):
-        assert (p - shares).abs().max() < 1e-5 and (p.sum(-1) - 1).abs().max() < 1e-6
+        assert (p - shares).abs().max() < 1e-5
 
 
-@SEVERAL
-@given(SHAPES, st.integers(0, 99), st.data())
-def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
+@pytest.mark.parametrize("shape", EVERY)
+@torch.no_grad()
+def test_a_part_that_is_off_adds_nothing(shape):
     """The same as with its columns of `out`, or all of `out` or `down`, at 0. A lens is the last
     step on what the layers have returned. Where nothing is off, nothing changes, to the bit; and
     the model is as it was."""
-    model = random_model(shape, seed)
-    ids = text_for(model, 24, seed)
-    probe = Probe(model)
-    with torch.no_grad():
-        plain = model(ids[None])[0]
-    assert torch.equal(probe(ids), plain)
-    layer = draw.draw(st.integers(0, model.config.n_layer - 1))
-    part = draw.draw(st.integers(0, model.config.n_head - 1) | st.sampled_from(["attn", "mlp"]))
-    off = Probe(model, off=(layer, part))(ids)
-    n = draw.draw(st.integers(1, model.config.n_layer))
-    early = Probe(model, end=n)(ids)
-    assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
-    block = model.blocks[layer]
-    weight = block.mlp.down.weight if part == "mlp" else block.attn.out.weight
+    model = random_model(**json.loads(shape))
+    ids = text_for(model)
+    plain = model(ids[None])[0]
     D = model.config.head_dim
-    columns = slice(part * D, part * D + D) if isinstance(part, int) else slice(None)
-    with torch.no_grad():
-        whole = model.blocks
-        model.blocks = whole[:n]
+    blocks = model.blocks
+    for layer, block in enumerate(blocks):
+        for part in (*range(model.config.n_head), "attn", "mlp"):
+            off = Probe(model, off=(layer, part))(ids)
+            weight = block.mlp.down.weight if part == "mlp" else block.attn.out.weight
+            whole = weight.clone()
+            columns = slice(part * D, part * D + D) if isinstance(part, int) else slice(None)
+            weight[:, columns] = 0
+            assert (model(ids[None])[0] - off).abs().max() < 1e-4
+            weight.copy_(whole)
+    for n in range(1, len(blocks) + 1):
+        early = Probe(model, end=n)(ids)
+        model.blocks = blocks[:n]
         assert torch.equal(early, model(ids[None])[0])
-        model.blocks = whole
-        weight[:, columns] = 0
-        assert (model(ids[None])[0] - off).abs().max() < 1e-4
+        model.blocks = blocks
+    assert torch.equal(Probe(model)(ids), plain)
 
 
 def test_habits_are_counted_one_by_one():
     for doc_mask in (False, True):
-        model = random_model(dict(n_layer=1, n_head=3, n_kv_head=3, head_dim=8), doc_mask=doc_mask)
+        model = random_model(n_layer=1, doc_mask=doc_mask)
         ids = text_for(model) % 9  # with many copies, and a few more BOS
         probe = Probe(model)
         probe(ids)
         p = probe.maps[0]
         bos = model.config.bos_id
-        sums = {name: [] for name in ("previous", "first", "self", "copy")}
+        sums = defaultdict(list)
         for i in range(len(ids)):
             begin = max(j for j in range(i + 1) if j == 0 or ids[j] == bos)
             low = begin if doc_mask else 0
             if i - begin < 2:
                 continue
-            first = {0, begin} & set(range(low, i + 1))
-            after = {
-                j for j in range(max(low, 1), i - 1) if ids[j - 1] == ids[i] and j not in first
-            }
+            first = {low, begin}
+            seen = {*range(low, i - 1)} - first
+            after = {j for j in seen if ids[j - 1] == ids[i]}
             places = dict(previous={i - 1}, first=first, self={i}, copy=after)
             for name, there in places.items():
                 if there:
@@ -171,43 +127,34 @@ def test_habits_are_counted_one_by_one():
             assert equal == pytest.approx(sum(equals) / len(equals))
 
 
-class Flipped(torch.nn.Module):
+def flipped(attn, how: str, x, value_embed, at) -> torch.Tensor:
     """A student's attention, from the model's own modules, in one of several ways."""
-
-    def __init__(self, attn, how: str):
-        super().__init__()
-        self.attn = attn
-        self.how = how
-
-    def forward(self, x, value_embed, at):
-        c = self.attn.config
-        B, T, _ = x.shape
-        q, k, v = (
-            m(x).view(B, T, c.n_head, c.head_dim).transpose(1, 2)
-            for m in (self.attn.q, self.attn.k, self.attn.v)
-        )
-        scores = (q @ k.mT).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
-        if self.how == "by hand":
-            y = scores.softmax(-1) @ v
-        elif self.how == "sink":  # a column that takes attention away
-            scores = torch.cat([scores, torch.zeros(B, c.n_head, T, 1)], -1)
-            y = torch.softmax(scores, -1)[..., :-1] @ v
-        elif self.how == "twice":  # as in differential attention
-            y = (scores.softmax(-1) - 0.5 * (scores / 2).softmax(-1)) @ v
-        elif self.how == "linear":
-            y = (torch.relu(q) @ torch.relu(k).mT).tril() @ v
-        elif self.how == "dropped":  # the kernel does something that its arguments do not say
-            kernel = torch.nn.functional.scaled_dot_product_attention
-            y = kernel(q, k, v, is_causal=True, dropout_p=0.5)
-        return self.attn.out(y.transpose(1, 2).reshape(B, T, -1))
+    c = attn.config
+    B, T, _ = x.shape
+    q, k, v = (
+        project(x).view(B, T, c.n_head, c.head_dim).transpose(1, 2)
+        for project in (attn.q, attn.k, attn.v)
+    )
+    scores = (q @ k.mT).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    if how == "by hand":
+        y = scores.softmax(-1) @ v
+    elif how == "sink":  # a column that takes attention away
+        scores = torch.cat([scores, torch.zeros(B, c.n_head, T, 1)], -1)
+        y = torch.softmax(scores, -1)[..., :-1] @ v
+    elif how == "twice":  # as in differential attention
+        y = (scores.softmax(-1) - 0.5 * (scores / 2).softmax(-1)) @ v
+    elif how == "dropped":  # the kernel does something that its arguments do not say
+        kernel = torch.nn.functional.scaled_dot_product_attention
+        y = kernel(q, k, v, is_causal=True, dropout_p=0.5)
+    return attn.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
-@pytest.mark.parametrize("how", ["by hand", "sink", "twice", "linear", "dropped"])
+@pytest.mark.parametrize("how", ["by hand", "sink", "twice", "dropped"])
 def test_the_attention_of_a_student(how):
     """Shown if it can be computed again; otherwise the page says that it was not."""
-    model = random_model(dict(n_layer=3, n_head=2, n_kv_head=2, head_dim=8))
+    model = random_model(n_layer=3)
     attn = model.blocks[1].attn
-    model.blocks[1].attn = Flipped(attn, how)
+    attn.forward = partial(flipped, attn, how)
     probe = Probe(model)
     ids = text_for(model)
     probe(ids)
@@ -215,7 +162,7 @@ def test_the_attention_of_a_student(how):
     if how == "by hand":
         off = Probe(model, off=(1, 1))(ids)
         with torch.no_grad():
-            attn.out.weight[:, 8:] = 0
+            attn.out.weight[:, 8:16] = 0
             assert (model(ids[None])[0] - off).abs().max() < 1e-4
 
 
@@ -223,15 +170,6 @@ def test_the_attention_of_a_student(how):
 @pytest.fixture
 def tokenizer(small_data):
     return Tokenizer.load(small_data / "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def trained(small_data, tmp_path_factory):
-    """A run with grouped queries."""
-    run_dir = tmp_path_factory.mktemp("look") / "run"
-    shape = "--n_layer 3 --n_head 4 --n_kv_head 2 --steps 25 --eval_every 0".split()
-    assert train_here(small_data, run_dir, *shape) == 0
-    return run_dir
 
 
 def look_at(run_dir: Path, *words) -> dict:
@@ -242,89 +180,61 @@ def look_at(run_dir: Path, *words) -> dict:
     return json.loads(text[1])
 
 
-def model_of(run_dir) -> GPT:
-    return evaluate.load_model(EvalConfig(str(run_dir), device="cpu", dtype="fp32")).model
-
-
-def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
-    """Of a whole row: nats per token and bits per byte as `eval.py loss` computes them."""
+def test_the_page_says_what_the_model_computes(own_run, small_data, tokenizer):
+    """Of a held-out row of two documents, whose surprise is its loss."""
     manifest = Manifest.load(small_data)
-    row = 3
-    found = look_at(trained, "--row", row, "--tokens", 64)
+    rows = [*data.val_batches(manifest, 1, 0)]
+    row = next(n for n, (inputs, *_) in enumerate(rows) if (inputs == 0).sum() > 1)
+    inputs, targets, sources = rows[row]
+    found = look_at(own_run, "--row", row, "--tokens", 64)
     assert found["source"] == f"held-out row {row} of {manifest.sources[0]}"
-    assert len(found["ids"]) == 64
-    inputs, targets, sources = [*data.val_batches(manifest, 1, row + 1)][row]
-    batch = inputs[:, :63], targets[:, :63], sources  # BOS and 63 more
-    token_bytes = torch.from_numpy(manifest.token_bytes())
-    nats, bpb = score_text(model_of(trained), [batch], token_bytes)[:2]
-    assert sum(found["bits"]) * math.log(2) / 63 == pytest.approx(nats, abs=1e-3)
+    model = evaluate.load_model(EvalConfig(str(own_run), device="cpu", dtype="fp32")).model
+    (ids,) = inputs
+    assert found["ids"] == ids.tolist()
+    words = [found["words"][str(i)].encode("latin-1") for i in found["ids"]]
+    assert words == [tokenizer.bytes_of[i] for i in found["ids"]]
+    size = torch.from_numpy(manifest.token_bytes())
+    nats, bpb = score_text(model, [(inputs[:, :63], targets[:, :63], sources)], size)[:2]
     assert found["bpb"] == pytest.approx(bpb, abs=1e-5)
     assert found["lens"][-1]["mean"] * math.log(2) == pytest.approx(nats, abs=1e-5)
-
-
-def test_the_page_says_what_the_model_computes(trained, small_data):
-    prompt = "def note_3(x):\n    return x + </script>"
-    found = look_at(trained, "--prompt", prompt, "--tokens", 30)
-    tokenizer = Tokenizer.load(trained / "tokenizer.json")
-    model = model_of(trained)
-    ids = [0, *tokenizer.encode(prompt)][:30]
-    assert found["ids"] == ids
-    assert all(found["words"][str(i)].encode("latin-1") == tokenizer.bytes_of[i] for i in ids)
-    with torch.no_grad():
-        p = model(torch.tensor([ids]))[0].softmax(-1)  # (T, V)
-    T = len(ids)
-    right = p[range(T - 1), ids[1:]]
+    probe = Probe(model)
+    p = probe(ids).softmax(-1)  # (T, V)
+    right = p[range(63), ids[1:]]
     assert found["bits"] == pytest.approx((-right.log2()).tolist(), abs=1e-3)
     assert found["rank"] == [1 + int((row > x).sum()) for row, x in zip(p, right)]
     best = p.sort(descending=True)
     w, share = torch.tensor(found["top"]).unbind(-1)  # (T, 5)
     assert (w == best.indices[:, :5]).all() and (share - best.values[:, :5]).abs().max() < 1e-4
-    heads = found["heads"]
-    maps = zlib.decompress(base64.b64decode(found["maps"]))
-    assert len(maps) == len(heads) * T * (T + 1) // 2 and len(heads) == 12
-    probe = Probe(model)
-    probe(torch.tensor(ids))
-    below = torch.ones(T, T).tril().bool()
-    seen = [probe.maps[head["layer"]][head["head"]][below] for head in heads]
-    assert (torch.tensor([*maps]) / 255 - torch.cat(seen)).abs().max() <= 1 / 510 + 1e-6
-    parts = {(part["layer"], part["part"]) for part in found["parts"]}
-    assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attn", "mlp")}
-    size = torch.from_numpy(tokenizer.token_bytes)[ids]
-    whole = torch.tensor(found["bits"])
-    for part in found["parts"]:
-        off = Probe(model, off=(part["layer"], part["part"]))(torch.tensor(ids)).log_softmax(-1)
-        bits = -off[range(T - 1), ids[1:]] / math.log(2)
-        assert part["bpb"] == pytest.approx(((bits - whole).sum() / size.sum()).item(), abs=1e-3)
-    assert found["unseen"] == []
+    assert [(head["layer"], head["head"]) for head in found["heads"]] == [*np.ndindex(2, 2)]
+    maps = np.frombuffer(zlib.decompress(base64.b64decode(found["maps"])), np.uint8)
+    seen = torch.cat([*probe.maps.values()])[:, torch.ones(64, 64).tril().bool()]
+    assert maps / 255 == pytest.approx(seen.flatten().numpy(), abs=1 / 510 + 1e-6)
+    parts = {(part["layer"], part["part"]): part["bpb"] for part in found["parts"]}
+    assert parts.keys() == {(i, x) for i in range(2) for x in (0, 1, "attn", "mlp")}
+    for off, worth in parts.items():
+        change = right.log2() - Probe(model, off=off)(ids).softmax(-1)[range(63), ids[1:]].log2()
+        change = change[size[ids[1:]] > 0].sum() / size[ids].sum()
+        assert worth == pytest.approx(change.item(), abs=1e-5)
 
 
-def test_a_prompt_needs_no_data_and_a_row_does(trained, tmp_path):
-    where = ["--data_dir", str(tmp_path / "none")]
-    prompt = ["--prompt", "def", "--out", str(tmp_path)]  # a folder
-    assert evaluate.main(["look", str(trained), *CPU, *where, *prompt]) == 0
-    assert "your prompt" in (tmp_path / "look.html").read_text()
-    for options in (where, ["--row", "99999"]):
-        with pytest.raises(UsageError, match=options[1]):
-            evaluate.main(["look", str(trained), *CPU, *options])
+def test_a_prompt_is_read_and_a_row_that_is_not_there_is_named(own_run, tokenizer):
+    prompt = "return </script>"
+    assert look_at(own_run, "--prompt", prompt)["ids"] == [0, *tokenizer.encode(prompt)]
+    with pytest.raises(UsageError, match="--row 99999"):
+        look_at(own_run, "--row", 99999)
 
 
 # ---------------------------------------------------------------------------------- the browser
-@pytest.mark.parametrize("width, scheme", SCREENS)
-def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
-    """Hover a token, keep it, move on by keys; choose a head by mouse and by keyboard."""
-    found = look_at(trained, "--row", 1)
-    with opened(browser, trained / "look.html", width, scheme) as page:
-        page.wait_for_selector("body[data-ready]")
+def test_in_a_browser(browser, own_run):  # noqa: F811
+    """On a narrow screen: hover a token, keep it, move on by keys; choose a head by mouse and by
+    keyboard."""
+    found = look_at(own_run, "--row", 1)
+    with opened(browser, own_run / "look.html", 400, "dark") as page:
         text = lambda selector: page.locator(selector).inner_text()
-        assert page.locator(".t").count() == len(found["ids"]) + 1
         page.hover("#t9")
         assert f"{found['bits'][8]:.1f} bits" in text("#place")
         likeliest = found["words"][str(found["top"][8][0][0])].strip() or "·"
         assert likeliest.replace(" ", "·") in text("#top tr:first-child")
-        page.hover("h1")  # leaves the text
-        early, *_, late = (after["rows"] for after in found["lens"])
-        gain = [b[2] - a[2] for a, b in zip(early, late)]
-        assert f"{found['bits'][gain.index(max(gain))]:.1f} bits" in text("#place")
         page.click("#t9")
         page.hover("h1")
         page.focus("#text")
@@ -333,38 +243,42 @@ def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
         page.keyboard.press("End")
         assert "comes next?" in text("#place")
 
-        assert page.locator(".head").count() == len(found["heads"]) == 12
-        page.click("[data-head='5'].head")
+        page.click("[data-head='1'].head")
         name = lambda h: f"Layer {h['layer']}, head {h['head']}: {h['kind']}"
-        assert text("#head h3") == name(found["heads"][5])
-        part = next(p for p in found["parts"] if (p["layer"], p["part"]) == (1, 1))
+        assert text("#head h3") == name(found["heads"][1])
+        part = next(p for p in found["parts"] if (p["layer"], p["part"]) == (0, 1))
         assert f"{abs(part['bpb']):.3f} bits per byte" in text("#head p >> nth=0")
         drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x)"
-        assert all(page.locator(c).evaluate(drawn) for c in ("#map", ".head >> nth=7 >> canvas"))
+        assert all(page.locator(c).evaluate(drawn) for c in ("#map", ".head >> nth=2 >> canvas"))
         page.keyboard.press("ArrowRight")  # from the head that was clicked; layers go across
-        assert text("#head h3") == name(found["heads"][9])
+        assert text("#head h3") == name(found["heads"][3])
         page.keyboard.press("ArrowUp")
-        assert text("#head h3") == name(found["heads"][8])
-        pressed = lambda view: page.locator(f"[data-view={view}]").get_attribute("aria-pressed")
-        assert pressed("looks") == "true"
+        assert text("#head h3") == name(found["heads"][2])
+        page.wait_for_selector("[data-view=looks][aria-pressed=true]")
         page.click("[data-view=surprise]")
-        assert pressed("surprise") == "true"
+        page.wait_for_selector("[data-view=surprise][aria-pressed=true]")
         page.click("#parts tr[data-head] >> nth=0")
-        assert pressed("worth") == "true"
+        page.wait_for_selector("[data-view=worth][aria-pressed=true]")
+
+
+@contextmanager
+def shown(browser, folder: Path, found: dict, title: str = ""):  # noqa: F811
+    """The page of these facts, of a model of yours."""
+    found = dict(source="x", step=0, trained=0) | found
+    (folder / "look.html").write_text(filled("look.html", title=title, found=found), "utf-8")
+    with opened(browser, folder / "look.html") as page:
+        page.wait_for_selector("body[data-ready]")
+        yield page
 
 
 def test_a_page_without_a_single_head_that_is_seen(browser, tokenizer, tmp_path):  # noqa: F811
-    model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
+    model = random_model(vocab_size=512)
     for block in model.blocks:
-        block.attn = Flipped(block.attn, "linear")
+        block.attn.forward = partial(flipped, block.attn, "sink")
     unseen = look.facts_of(model, text_for(model), tokenizer)
     assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
-    unseen |= dict(source="</script><b>your prompt", step=0, trained=0)
-    (tmp_path / "look.html").write_text(
-        filled("look.html", title="Inside <x> {{data}}", found=unseen)
-    )
-    with opened(browser, tmp_path / "look.html", 1280, "light") as page:
-        page.wait_for_selector("body[data-ready]")
+    unseen["source"] = "</script><b>your prompt"
+    with shown(browser, tmp_path, unseen, "Inside <x> {{data}}") as page:
         assert "0, 1" in page.inner_text("#checks") and page.title() == "Inside <x> {{data}}"
         assert page.locator(".head").count() == 0 and page.locator("#parts tr").count() == 4
         assert "</script><b>your prompt" in page.inner_text("#facts")
@@ -374,14 +288,9 @@ def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_pat
     """In the last of them; a byte that begins none, and what would turn the line, as its code."""
     id_of = {part: i for i, part in tokenizer.bytes_of.items()}
     raw = "a\u6c49\u202e\U0001f642".encode() + b"\xe4"
-    model = random_model(ONE_HEAD, vocab_size=512)
+    model = random_model(vocab_size=512)
     ids = torch.tensor([0, *(id_of[bytes([byte])] for byte in raw)])
-    found = look.facts_of(model, ids, tokenizer) | dict(source="x", step=0, trained=0)
-    (tmp_path / "look.html").write_text(
-        filled("look.html", title="x", found=found), encoding="utf-8"
-    )
-    with opened(browser, tmp_path / "look.html") as page:
-        page.wait_for_selector("body[data-ready]")
+    with shown(browser, tmp_path, look.facts_of(model, ids, tokenizer)) as page:
         assert page.locator("#text").text_content() == "<|bos|>a\u6c49\\u202e\U0001f642\\xe4next?"
         assert page.locator(".part").count() == 3 + 3 + 4
         assert page.locator("#t3").get_attribute("aria-label") == "\\xb1, a part of \u6c49"
@@ -390,43 +299,30 @@ def test_a_character_of_several_tokens_is_shown_once(browser, tokenizer, tmp_pat
         assert "came \\xb1, a part of \u6c49: " in page.inner_text("#place")
 
 
-EVIL = '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>document.title=1'
+EVIL = (
+    '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>document.title=1</script>'
+)
 
 
-def poisoned(x):
-    """Each text and each number replaced, but for what the page counts with."""
-    if isinstance(x, dict):
-        kept = ("ids", "words", "maps", "n_layer", "n_head")
-        return {k: v if k in kept else poisoned(v) for k, v in x.items()}
-    return [poisoned(y) for y in x] if isinstance(x, list | tuple) else EVIL
-
-
-def test_nothing_in_the_data_becomes_part_of_the_page(browser, trained, tmp_path):  # noqa: F811
-    """The script may fail at such data; it must run nothing, and load nothing. And were a part of
-    the page not escaped, the policy would stop it."""
-    honest = look_at(trained, "--row", 1)
+def test_nothing_in_the_data_becomes_part_of_the_page(browser, own_run, tmp_path):  # noqa: F811
+    """Neither texts, as those of a stranger's tokenizer, nor numbers. It runs nothing and loads
+    nothing; and were a part of the page not escaped, the policy would stop it."""
+    honest = json.dumps(look_at(own_run, "--row", 1))
+    found = json.loads(honest, parse_float=lambda number: EVIL)
+    found |= dict(words=dict.fromkeys(found["words"], EVIL), source=EVIL)
+    for head in found["heads"]:
+        head["kind"] = EVIL
     path = tmp_path / "look.html"
-    changes = [{name: poisoned(honest[name])} for name in honest.keys() - {"ids", "maps", "words"}]
-    changes += [dict(words=dict.fromkeys(honest["words"], EVIL)), poisoned(honest)]
-    changes += [dict(heads=[h | dict(kind=EVIL) for h in honest["heads"]]), dict(unseen=[EVIL])]
-    page_of = partial(filled, "look.html", title="honest")
-    pages = [page_of(found=honest | change) for change in changes]
-    context = browser.new_context()
-    page = context.new_page()
-    asked = []
-    page.on("request", lambda r: asked.append(r.url))
-    for text in [*pages, page_of(found=honest).replace("<p id=facts>", EVIL)]:
-        path.write_text(text)
-        page.goto(path.as_uri())
-        page.evaluate("new Promise(requestAnimationFrame)")
-        assert page.title() == "honest"
-        assert page.locator("img").count() == (text not in pages)
-    assert {url.split(":")[0] for url in asked[: len(pages)]} == {"file"}
-    context.close()
+    text = filled("look.html", title="honest", found=found)
+    for html, images in ((text, 0), (text.replace("<h1>", f"<h1>{EVIL}"), 1)):
+        path.write_text(html)
+        with opened(browser, path) as page:
+            page.wait_for_selector("body[data-ready]")
+            assert page.title() == "honest" and page.locator("img").count() == images
 
 
 def test_a_model_of_nan_is_an_error_and_no_page(tokenizer):
-    model = random_model(ONE_HEAD, vocab_size=512)
+    model = random_model(vocab_size=512)
     with torch.no_grad():
         model.head.weight[3] = torch.nan
     with pytest.raises(NonFiniteError):

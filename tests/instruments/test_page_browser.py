@@ -6,15 +6,11 @@ import re
 
 import pytest
 import torch
-from browsing import SCREENS, browser, opened  # noqa: F401
-from chat_helpers import tokenizer  # noqa: F401
+from browsing import browser, opened, write_page  # noqa: F401
+from chat_helpers import random_model, tokenizer  # noqa: F401
 
-from config import GPTConfig
 from hf import parity
 from instruments.pages import page as pages
-from machinery.formats import Provenance
-from machinery.trained import EvalConfig, Trained
-from model import GPT
 from preparation.chat import encode
 
 HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script>'"`]]>&lt;\u202e"""
@@ -22,19 +18,14 @@ HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script>'"`]
 
 @pytest.fixture
 def write(tokenizer, tmp_path):
-    """Write a page of random weights, which hardly ever end a text: its file, and the model."""
+    """Write a page of random weights, which hardly ever end a text: its file, and what is in it."""
 
     def written(tuned=False, **changes):
-        shape = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=16, n_embd=32, mlp_hidden=64)
-        shape |= dict(vocab_size=tokenizer.vocab_size, seq_len=96, extras=()) | changes
-        model = GPT(GPTConfig(**shape))
-        model.init_weights()
+        shape = dict(vocab_size=tokenizer.vocab_size, seq_len=96, extras=()) | changes
+        model = random_model(**shape).eval()
         parity.set_unit_weights(model)
         model.head.weight.data[:4] = 0
-        of = Provenance(step=1, tokens=1, identity=dict(conversations=tuned), model=model.config)
-        file = tmp_path / "p.html"
-        pages.write(Trained(EvalConfig(), tmp_path, of, model, tokenizer), str(file), False)
-        return file, model
+        return write_page(tmp_path / "p.html", model, tokenizer, tuned)
 
     return written
 
@@ -67,11 +58,11 @@ def greedy(model, ids, n: int) -> list[int]:
 
 
 def test_a_text_goes_on(write, browser, tokenizer):
-    file, model = write()
+    file, loaded = write()
     with opened(browser, file) as page:
         assert say(page, "the cat  ", tokens=30, temperature=0) == "30 tokens; token limit reached"
         ids = tokenizer.encode("the cat")
-        ids += greedy(model, [tokenizer.bos_id, *ids], 30)
+        ids += greedy(loaded.model, [tokenizer.bos_id, *ids], 30)
         (whole,) = texts(page)
         assert whole == tokenizer.decode(ids).rstrip("\ufffd")
         page.locator(".token", has_text="t").first.hover()
@@ -114,14 +105,14 @@ def test_stop(write, browser):
 
 
 def test_a_conversation(write, browser, tokenizer):
-    file, model = write(tuned=True, seq_len=160)
+    file, loaded = write(tuned=True, seq_len=160)
     with opened(browser, file) as page:
         ids = [tokenizer.bos_id]
         turns = [("system", "It is.")]
         for question in ("What is a cat?", "<|end|> of it"):
             say(page, question, tokens=12, temperature=0, system="It is.")
             ids += encode([*turns, ("user", question)], tokenizer, reply=True)
-            answer = greedy(model, ids, 12)
+            answer = greedy(loaded.model, ids, 12)
             assert texts(page)[-1] == tokenizer.decode(answer).rstrip("\ufffd")
             ids += [*answer, tokenizer.special["<|end|>"]]
             turns = []
@@ -131,10 +122,10 @@ def test_a_conversation(write, browser, tokenizer):
         assert "sees 160 at most" in say(page, "a b " * 80)
 
 
-@pytest.mark.parametrize("width, scheme", SCREENS)
-def test_where_it_looked(write, browser, width, scheme):
+def test_where_it_looked(write, browser):
+    """On a narrow screen, in the dark."""
     file, _ = write(n_layer=12, n_head=16, n_kv_head=4)
-    with opened(browser, file, width, scheme) as page:
+    with opened(browser, file, 400, "dark") as page:
         say(page, "the cat sat on the mat", tokens=20)
         page.locator(".token").nth(9).focus()
         page.keyboard.press("Enter")
@@ -172,11 +163,4 @@ def test_hostile_strings_stay_text(write, browser, monkeypatch):
         page.locator(".token").first.click()
         page.wait_for_selector(".head")
         assert page.inner_text("#name") == HOSTILE and HOSTILE in texts(page)[0]
-        blocked = """() => new Promise((done) => {
-            document.addEventListener("securitypolicyviolation", (e) => done(e.effectiveDirective));
-            const script = document.createElement("script");
-            script.textContent = "window.bad = 1";
-            document.body.append(script);
-        })"""
-        assert page.evaluate(blocked).startswith("script-src")
         assert page.evaluate("window.bad") is None

@@ -4,14 +4,13 @@ stops, and at its end."""
 
 import math
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from browsing import SCREENS, browser, opened  # noqa: F401
+from browsing import browser, opened  # noqa: F401
 from conftest import (
     CPU,
     ROOT,
@@ -19,8 +18,8 @@ from conftest import (
     logged,
     look,
     losses,
+    printed,
     read_lines,
-    run,
     train_here,
     write_json,
     write_lines,
@@ -113,13 +112,9 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
         "4 x cpu 0 to 10 30s 0s 0s 0s train.py tiny",
     ):
         assert words in page.text
-    assert " best " not in page.text
     assert "<pre>if a &lt; b:\n    return</pre>" in page.html
     assert page.tags.count("svg") == 6
-    policy = re.search(
-        "Content-Security-Policy.* content=\"default-src 'none'; ([^\"]*)", page.html
-    )
-    assert "script" not in page.tags + [policy[1]]
+    assert "default-src 'none'; " in page.html and "script" not in page.html
     away = r'https?:(?!//www\.w3\.org)|(url\(|src="|href=")(?!#)|refresh|<details open'
     assert not re.search(away, page.html)
 
@@ -139,17 +134,16 @@ def test_restarts_are_told_with_the_time_of_the_steps_that_are_in_the_run(tmp_pa
     assert re.search('"refresh" content="60">.*<details open>', page.html, re.DOTALL)
 
 
-UNFINISHED = {
-    "nothing yet": ([], "0 tokens in 0 of 10 steps"),
-    "validation alone": ([validation(0, 4.0)], "4.0000 bits per byte"),
-    "mfu unknown": ([step(1, mfu_full=None)], "0.20 TFLOP/s full, 0.10 causal"),
-    "skipped": ([step(1), dict(step=2, tokens=2000, skipped=1)], "Result skipped steps 1"),
-}
-
-
-@pytest.mark.parametrize("name", UNFINISHED)
-def test_a_page_of_an_unfinished_run(name, tmp_path):
-    records, words = UNFINISHED[name]
+@pytest.mark.parametrize(
+    "records, words",
+    [
+        ([], "0 tokens in 0 of 10 steps"),
+        ([validation(0, 4.0)], "4.0000 bits per byte"),
+        ([step(1, mfu_full=None)], "0.20 TFLOP/s full, 0.10 causal"),
+        ([step(1), dict(step=2, tokens=2000, skipped=1)], "Result skipped steps 1"),
+    ],
+)
+def test_a_page_of_an_unfinished_run(records, words, tmp_path):
     folder = make_run(tmp_path / "a", records, "failed")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "loss": 1.')  # killed while it wrote
@@ -160,7 +154,7 @@ def test_a_page_of_an_unfinished_run(name, tmp_path):
 
 # ---------------------------------------------------------------------- what a stranger's run says
 EVIL = "</pre><script>document.title = 1</script><img src=http://127.0.0.1:9 onerror=x()> $\\frac$"
-ODD = [EVIL, "\ud800\x1b[2J\0", None, True, -1, 10**400, math.nan, [EVIL], {EVIL: EVIL}]
+ODD = [EVIL, "\ud800\x1b[2J\0", None, 10**400, math.nan, {EVIL: [EVIL]}]
 ALLOWED = {
     *"html meta title style main header h1 h2 section div p b span table tr th td "
     "figure figcaption pre details summary svg g path defs use text clippath rect".split()
@@ -184,7 +178,7 @@ def test_odd_values_are_text(strange, monkeypatch):
     page = page_of(strange)  # with all its pictures
     assert set(page.tags) <= ALLOWED and page.tags.count("svg") == 6
     report.compare([str(strange), str(strange)])
-    drawn = Page((strange.parent / "compare.svg").read_text())
+    drawn = Page(next(strange.parent.glob("compare_*.svg")).read_text())
     assert drawn.tags[0] == "svg" and strange.name in drawn.text
     monkeypatch.setattr(curves, "draw_run", lambda run: [])
     for odd in ODD:
@@ -193,17 +187,15 @@ def test_odd_values_are_text(strange, monkeypatch):
         assert set(page_of(strange).tags) <= ALLOWED
 
 
-@pytest.mark.parametrize("width, scheme", SCREENS)
-def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser, strange):  # noqa: F811
+def test_in_a_browser_nothing_runs_and_nothing_is_loaded(browser, strange):  # noqa: F811
     """Of hostile text; and were a part of it not escaped, the policy would stop it."""
     path = report.write(strange)
-    title = f"Run {strange.name}"
-    with opened(browser, path, width, scheme) as page:
-        assert page.title() == title
+    with opened(browser, path) as page:
+        assert page.title() == f"Run {strange.name}"
         assert page.locator("pre").inner_text().startswith("</pre><script>")
     path.write_text(path.read_text().replace("<h1>", f"<h1>{EVIL}"))
-    with opened(browser, path, width, scheme) as page:
-        assert page.title() == title
+    with opened(browser, path, 400, "dark") as page:
+        assert page.title() == f"Run {strange.name}"
 
 
 # -------------------------------------------------------------------------------- its colours
@@ -264,7 +256,7 @@ def test_runs_are_compared_at_the_tokens_they_share(said, tmp_path):
     b = make_run(tmp_path / "b", longer)
     text = said(a, b)
     assert re.search(r"B +20K +3.0000 +\+0.0000 +500 +10s\n", text)  # after 5K
-    assert f"picture: {tmp_path}/compare.svg" in text
+    assert f"picture: {tmp_path}/compare_a+b.svg" in text
     later = make_run(tmp_path / "c", [validation(5, 3.0), *ten_steps(1.99999)[7:]])
     # not -0.0000; what the other one took is not in its folder
     assert re.search(r"B .* \+0.0000 +500 +n/a, begins at step 6\n", said(a, later))
@@ -282,7 +274,6 @@ UNKNOWN = "code: not that of all steps is known of B\ntrust"
 DIFFERENCES = {
     "nothing": ({}, NONE),
     "seed": (dict(seed=1), "seed is 0 in A and 1 in B\nno difference: only the seed"),
-    "option": (dict(extras=["x"]), "extras is [] in A and ['x'] in B\ntrust"),
     "data": (dict(data_fingerprint="f"), "'f' in B\nwarning: the data or eval_tokens of A and B"),
     "validations": (
         dict(records=[*ten_steps(), validation(10, 1.0, val_rows=9)]),
@@ -297,13 +288,9 @@ DIFFERENCES = {
         dict(starts=[KNOWN, KNOWN | dict(torch="3")]),
         "torch is ['2'] in A and ['2', '3'] in B\ntrust",
     ),
-    "code": (
-        dict(starts=[KNOWN | dict(code=LATER)], seed=1),
-        "seed is 0 in A and 1 in B\ncode: model.py differs between A and B\ntrust",
-    ),
     "code for a while": (
-        dict(starts=[KNOWN, KNOWN | dict(code=LATER), KNOWN]),
-        "code: model.py differs between A and B\ntrust",
+        dict(starts=[KNOWN, KNOWN | dict(code=LATER), KNOWN], seed=1),
+        "seed is 0 in A and 1 in B\ncode: model.py differs between A and B\ntrust",
     ),
     "code that is not known": (dict(starts=[KNOWN | dict(code=None)]), UNKNOWN),
     "begun later": (dict(records=[validation(5, 3.0), *ten_steps()[7:]]), UNKNOWN),
@@ -337,8 +324,8 @@ def test_in_what_runs_differ_and_what_it_is_worth(name, said, tmp_path):
 def test_flops_and_time_are_compared_where_they_can_be(said, tmp_path):
     """The first step of a process compiles: it counts as one of the others."""
 
-    def made(name: str, step_s: float = 2.0, **facts) -> Path:
-        records = [r | dict(step_s=step_s) if "loss" in r else r for r in ten_steps()]
+    def made(name: str, **facts) -> Path:
+        records = ten_steps()
         records[1]["step_s"] = 500.0
         records[8]["step_s"] = 300.0  # after a resume
         facts = KNOWN | dict(flops_per_token=100) | facts
@@ -347,26 +334,19 @@ def test_flops_and_time_are_compared_where_they_can_be(said, tmp_path):
     def cells(b: Path) -> list[str]:
         return re.split("  +", re.search("loss of both.*\n(.*)", said(a, b))[1])[1:]
 
-    a = made("a")
-    assert cells(made("b")) == ["1.00"] * 3
+    a = make_run(tmp_path / "a", [start(**KNOWN, flops_per_token=100), *ten_steps()])
+    assert f"B: equal to the last digit up to 10K tokens\n{NONE}" in said(a, made("b"))
     assert cells(made("wide", torch="3", flops_per_token=125)) == ["1.00", "0.80", "1.00"]
-    assert cells(made("slow", 4.0, recompute=True)) == ["1.00", "1.00", "0.50"]
-    other = made("other", device="another", flops_per_token=None)
+    other = made("other", device="another", flops_per_token=None, torch="3")
     assert cells(other)[1:] == ["n/a: not recorded", "n/a: not on one device"]
 
 
 def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
     a = make_run(tmp_path / "a", ten_steps())
-    (a / "checkpoints").mkdir()
     young = make_run(tmp_path / "young", [validation(0, 4.0), step(1)])
     short = make_run(tmp_path / "short", ten_steps()[:7])
     far = make_run(tmp_path / "far", [validation(9, 3.0), *ten_steps()[-2:]])
-    for *folders, named in [
-        (a, "two"),
-        (a, young, young),
-        (a, tmp_path / "c", a),
-        (short, far, far),
-    ]:
+    for *folders, named in ((a, "two"), (a, young, young), (short, far, far)):
         with pytest.raises(UsageError, match=str(named)):
             eval.main(["compare", *map(str, folders)])
 
@@ -409,37 +389,27 @@ def test_a_sample_at_each_validation_and_ten_pages(small_data, tmp_path, monkeyp
         assert lines.count(f"step {r['step']} | it writes {r['text'][:72]!r}") == 1
 
 
-@pytest.mark.parametrize("part", ["continuations", "write"])
 def test_it_changes_no_bit_and_no_fault_of_it_stops_a_run(
-    part, trained_run, small_data, tmp_path, monkeypatch, capsys
+    trained_run, small_data, tmp_path, monkeypatch, capsys
 ):
     def fault(*args):
         torch.rand(1)  # a report may draw random numbers
         raise ZeroDivisionError
 
-    monkeypatch.setattr(report, part, fault)
+    monkeypatch.setattr(report, "continuations", fault)
+    monkeypatch.setattr(report, "write", fault)
     assert train_here(small_data, tmp_path / "run", *OFTEN) == 0
-    assert capsys.readouterr().out.count("ZeroDivisionError") == 4
+    assert capsys.readouterr().out.count("ZeroDivisionError") == 5  # four samples, and the page
     assert losses(tmp_path / "run") == losses(trained_run)
     assert_same_state(tmp_path / "run", trained_run, 12)
-
-
-def test_a_resumed_run_keeps_the_samples_that_still_hold(own_run, small_data):
-    shutil.rmtree(own_run / "checkpoints" / "step_00000012")
-    (own_run / "status.json").unlink()
-    assert train_here(small_data, own_run, *OFTEN) == 0
-    steps = [r["step"] for r in read_lines(own_run / "samples.jsonl")]
-    assert steps == sorted(steps) and {*steps} == {0, 4, 8, 12}  # a page shows one of each
 
 
 @pytest.mark.slow
 def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
     where = ["--data_dir", small_data, "--run_dir", tmp_path / "run", "--parallel", "fsdp"]
-    result = run("train.py", "tiny", *SMALL, *OFTEN, *where, nproc=2)
-    assert result.returncode == 0, result.stderr
-    assert "step 4 | no samples of sharded weights while it trains" in result.stdout
+    said = printed("train.py", "tiny", *SMALL, *OFTEN, *where, nproc=2)
+    assert "step 4 | no samples of sharded weights while it trains" in said
     assert " tokens in 12 steps" in (tmp_path / "run" / "report.html").read_text()
-    assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
 # ------------------------------------------------------------------------------- of a real run

@@ -19,15 +19,10 @@ from machinery.shards import Manifest
 from tokenizer import Tokenizer
 
 
-def wins_of(quality: np.ndarray) -> np.ndarray:
-    """quality (P, N): of each player's text on each prompt -> wins (N, P, P)."""
-    return judge.compare(list(quality))
-
-
 def test_the_ratings_make_the_wins_as_expected_as_they_were():
     """The condition of the maximum: each player's expected wins are its wins. Even where one player
     has won everything, where plain iterations are slow; and with ties."""
-    ties = wins_of(np.random.default_rng(0).normal(size=(6, 40)).round()).sum(0)
+    ties = judge.compare([*np.random.default_rng(0).normal(size=(6, 40)).round()]).sum(0)
     for wins in (20 * np.triu(np.ones((6, 6)), 1), ties):
         r = judge.bradley_terry(wins)
         virtual = (wins + 0.5) * (1 - np.eye(6))
@@ -41,30 +36,27 @@ def test_the_interval_covers_as_often_as_it_says():
     rng = np.random.default_rng(0)
     skill = np.array([0.0, 0.5, 1.0])
     # P(i beats j) for normal noise; the truth is the rating of very many prompts
-    truth = judge.bradley_terry(wins_of(skill[:, None] + rng.normal(size=(3, 50_000))).sum(0))
+    wins = lambda n: judge.compare([*(skill[:, None] + rng.normal(size=(3, n)))])
+    truth = judge.bradley_terry(wins(50_000).sum(0))
     inside = []
     for trial in range(100):
-        wins = wins_of(skill[:, None] + rng.normal(size=(3, 60)))
-        low, high = judge.interval(wins, resamples=200, seed=trial)
+        low, high = judge.interval(wins(60), resamples=200, seed=trial)
         inside.append((low <= truth) & (truth <= high))
     assert 0.88 <= np.mean(inside) <= 0.99
 
 
 def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
-    """Of those that end a bigram which was not there, in the prompt or before in the text."""
+    """Of those that end a bigram which was not there, in the prompt or before in the text. With
+    nothing new, or nothing at all, a text gets the last place."""
     model = random_model(vocab_size=50)
     prompts = [[5, 6, 7], [5, 6, 7], [8, 8, 8], [9]]
     completions = [[8, 5, 6, 9, 8, 5], [1], [8, 8], []]
     got = judge.novel_mean(model, prompts, completions)
-
-    def log_p(text: list[int], token: int) -> float:
-        return model(torch.tensor([text]))[0, -1].log_softmax(-1)[token].item()
-
-    text = [0, 5, 6, 7, 8, 5, 6, 9, 8]
-    new = [log_p(text[:i], text[i]) for i in (4, 5, 7, 8)]
-    assert got[0] == pytest.approx(np.mean(new), abs=1e-4)
-    assert got[1] == pytest.approx(log_p([0, 5, 6, 7], 1), abs=1e-4)
-    assert list(got[2:]) == [-np.inf] * 2  # nothing new, or nothing at all: the last place
+    for found, prompt, completion, new in zip(got, prompts, completions, ([3, 4, 6, 7], [3])):
+        text = [0, *prompt, *completion]
+        log_p = model(torch.tensor([text]))[0].log_softmax(-1)[range(len(text) - 1), text[1:]]
+        assert found == pytest.approx(log_p[new].mean().item(), abs=1e-4)
+    assert [*got[2:]] == [-np.inf] * 2
     wins = judge.compare([got[:1], got[2:3], got[3:]])[0]
     assert wins.tolist() == [[0.5, 1, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]]
 
@@ -89,12 +81,12 @@ def test_a_judge_is_doubted_for_the_loop_and_the_human():
     assert "loop in place 1 of 5" in tied[0]
 
 
-OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16 --n_prompts 12".split()
+OPTIONS = "--device cpu --prompt_tokens 8 --max_new_tokens 16".split()
 
 
 def hold(run_dir: Path, *more) -> dict:
     """`eval.py tournament`, in this process; what it wrote to tournament.json."""
-    argv = ["tournament", "--run_dir", run_dir, *OPTIONS, *more]
+    argv = ["tournament", "--run_dir", run_dir, *OPTIONS, "--n_prompts", 12, *more]
     assert eval_program.main([str(a) for a in argv]) == 0
     return read_json(run_dir / "tournament.json")
 
@@ -105,26 +97,25 @@ def players(report: dict) -> set[str]:
 
 
 def test_the_judge_does_not_play_and_the_controls_always_do(own_run, tmp_path, capsys):
+    """And the same seed is the same tournament."""
     report = hold(own_run)
     said = capsys.readouterr().out
     assert players(report) == {"step_00000004", "step_00000008", "human text", "loop"}
     assert report["judge"] == str(own_run / "checkpoints" / "step_00000012")
     for row in report["players"]:
         assert re.search(rf"^{row['name']} +\d+ +\d+ \.\. \d+$", said, re.M), said
-
-    completions = report["completions"]
-    assert {len(texts) for texts in completions.values()} == {12} and len(report["prompts"]) == 12
-    for prompt, loop in zip(report["prompts"], completions["loop"]):
+    assert {*map(len, report["completions"].values())} == {12}
+    for prompt, loop in zip(report["prompts"], report["completions"]["loop"], strict=True):
         assert loop == (prompt[-24:] * 64)[:64]
+    assert report == hold(own_run)
 
     first, _, newest = sorted((own_run / "checkpoints").glob("step_*"))
-    report = hold(tmp_path, "--judge", own_run, "--players", newest, first)
-    assert players(report) == {"step_00000004", "human text", "loop"}
+    other = hold(tmp_path, "--judge", own_run, "--players", newest, first, "--seed", 1)
+    assert players(other) == {"step_00000004", "human text", "loop"}
+    assert other["prompts"] != report["prompts"]
 
 
-def test_the_same_seed_is_the_same_tournament_on_held_out_text(own_run, small_data):
-    first, same, other = (hold(own_run, "--seed", seed) for seed in (0, 0, 1))
-    assert first == same and first["prompts"] != other["prompts"]
+def test_prompts_and_human_text_are_held_out_text(own_run, small_data):
     manifest = Manifest.load(small_data)
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     rows = [manifest.row("val", 0, i) for i in range(manifest.rows("val"))]
@@ -142,7 +133,9 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(own_run, monkey
     good = checkpoint.read_trainer(newest)
     shown = {first: good}
     monkeypatch.setattr(tournament.checkpoint, "read_trainer", lambda path: shown[path])
-    options = dict(run_dir=str(own_run), players=(str(first),), prompt_tokens=30, max_new_tokens=16)
+    config = tournament.TournamentConfig(
+        str(own_run), (str(first),), prompt_tokens=30, max_new_tokens=16
+    )
     for part, change, words in (
         ("model", replace(good.model, seq_len=40), "40"),
         ("identity", good.identity | dict(tokenizer_sha256="0"), "tokenizer"),
@@ -150,4 +143,4 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(own_run, monkey
     ):
         shown[newest] = replace(good, **{part: change})
         with pytest.raises(UsageError, match=f"(?=.*{newest}).*{words}"):
-            tournament.play(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
+            tournament.play(config, lambda _: pytest.fail("loaded"))

@@ -22,10 +22,8 @@ def no_compiler(*args, **kwargs):
     raise BackendCompilerFailed("inductor", RuntimeError("no C++ compiler found"), None)
 
 
-@pytest.mark.parametrize("where", ["at once", "when called"])
-def test_no_compiler_means_eager(where, trained_run, small_data, run_dir, monkeypatch, capsys):
-    found = no_compiler if where == "at once" else lambda model, **how: no_compiler
-    monkeypatch.setattr(torch, "compile", found)
+def test_no_compiler_means_eager(trained_run, small_data, run_dir, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda model, **how: no_compiler)
     assert train_here(small_data, run_dir, "--compile") == 0
     assert "no C++ compiler found" in capsys.readouterr().out
     assert losses(run_dir) == losses(trained_run)
@@ -69,24 +67,7 @@ LOG = SimpleNamespace(print=lambda text: None)
 
 
 def decided(**changes) -> plan.Plan:
-    made = plan.make_plan(small_preset(), small_world())
-    assert made.micro_batch == 8 and made.auto_micro_batch
-    return replace(made, **changes)
-
-
-def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
-    limits = []
-    tried = []
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
-
-    def try_step(model, plan, validate):
-        tried.append((plan.micro_batch, limits[-1:], validate))
-        return "fast", build.OUT_OF_MEMORY if plan.micro_batch > 4 else None
-
-    monkeypatch.setattr(build, "try_step", try_step)
-    found = build.compile_step(mock.Mock(), [], decided(), small_world("cuda"), LOG)
-    assert found[:2] == ("fast", "fast") and found[2].micro_batch == 4
-    assert tried == [(8, [0.92], True), (4, [0.92], True)] and limits == [0.92, 1.0]
+    return replace(plan.make_plan(small_preset(), small_world()), **changes)
 
 
 def test_the_micro_batch_of_a_sharded_model_is_not_tried_again(monkeypatch):
@@ -100,21 +81,28 @@ def test_the_micro_batch_of_a_sharded_model_is_not_tried_again(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_all_ranks_run_eager_if_one_has_no_compiler(kind, monkeypatch):
-    """And on a GPU alone the optimizers and the validation are compiled, too."""
-    problems = ["no compiler", None, None]
+    """And on a GPU alone the trial has less memory than the run, and the optimizers and the
+    validation are compiled, too."""
+    on_gpu = kind == "cuda"
+    limits = []
     compiled = []
-    monkeypatch.setattr(build, "try_step", lambda model, plan, validate: (plan.compile, None))
-    monkeypatch.setattr(ranks.Team, "any", lambda _, x: x if type(x) is bool else problems.pop(0))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: None)
+
+    def try_step(model, plan, validate):
+        assert (limits[-1:], validate) == ([0.92] * on_gpu, on_gpu)
+        return plan.compile, None
+
+    monkeypatch.setattr(build, "try_step", try_step)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     monkeypatch.setattr(optim, "compile_steps", compiled.append)
-    world = small_world(kind)
     model = mock.Mock()
-    step, val, found = build.compile_step(model, ["muon"], decided(compile=True), world, LOG)
-    assert (step, found.compile, compiled) == (False, False, [])
-    problems[:] = [None]
-    step, val, found = build.compile_step(model, ["muon"], decided(compile=True), world, LOG)
-    assert (step, found.compile, compiled) == (True, True, [["muon"]] * (kind == "cuda"))
-    assert val is (step if kind == "cuda" else model)
+    for works in (False, True):  # on another rank
+        problems = iter([None] if works else ["no compiler", None])
+        monkeypatch.setattr(ranks.Team, "any", lambda team, own, left=problems: next(left))
+        how = (["muon"], decided(compile=True), small_world(kind), LOG)
+        step, val, found = build.compile_step(model, *how)
+        assert (step, found.compile) == (works, works)
+        assert compiled == [["muon"]] * (works and on_gpu) and limits[-1:] == [1.0] * on_gpu
+        assert val is (step if on_gpu else model)
 
 
 @pytest.mark.parametrize("doc_mask", [False, True])

@@ -5,11 +5,11 @@ import errno
 import hashlib
 import json
 import os
-import pickle
+import re
 import resource
 import shutil
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -18,11 +18,10 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from conftest import flip, read_json, write_json
-from faults import Run, at_stages, start
+from faults import start
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 import optim
 from config import GPTConfig
@@ -31,10 +30,8 @@ from machinery.checkpoint import Checkpointer
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
 from machinery.formats import Trainer
 
-STAGES = ("begin", "write", "hash", "manifest", "rename")
 TENSORS = "shard-00001-model-00001-of-00001.safetensors"  # of the first rank
 TENSORS_FAIL = 2_000  # bytes that a file may have: one of tensors is longer
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 class Toy(nn.Module):
@@ -61,18 +58,14 @@ def build(seed=0, shard=False):
     return model, [muon, optim.adamw([{"params": rest, "lr": 0.01, "weight_decay": 0.1}])]
 
 
-def train(model, optimizers, steps, forward=None, seed=0):
-    """`steps` updates on batches that depend on the seed alone; returns the losses."""
-    losses = []
-    draw = torch.Generator().manual_seed(seed)
+def train(model, optimizers, steps):
+    """`steps` updates, always on the same batches."""
+    draw = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        loss = (forward or model)(torch.randn(4, 5, generator=draw)).square().mean()
-        loss.backward()
+        model(torch.randn(4, 5, generator=draw)).square().mean().backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-    return losses
 
 
 def snapshot(model, optimizers):
@@ -117,9 +110,9 @@ def at(step, identity=None, **facts):
     return Trainer(step=step, tokens=0, identity=identity or {}, model=GPTConfig(), **facts)
 
 
-def save(saver, step, *toy, **facts):
+def save(saver, step, *toy):
     """Save a toy, and wait until that is done."""
-    saver.save(at(step, **facts), *toy)
+    saver.save(at(step), *toy)
     saver.join(raises=True)
 
 
@@ -150,36 +143,21 @@ def run(tmp_path, log):
     saver = Checkpointer(tmp_path / "c", log=log.append)
     for step in (10, 20):
         train(model, optimizers, 2)
-        save(saver, step, model, optimizers, skipped=step * 8)
+        save(saver, step, model, optimizers)
     return saver
 
 
-def resume(root, **options):
+def resume(root):
     """Build another toy and load the newest valid checkpoint into it."""
     model, optimizers = build(seed=1)
-    trainer = Checkpointer(root, **options).resume(model, optimizers)
+    trainer = Checkpointer(root).resume(model, optimizers)
     return trainer, model, optimizers
 
 
-def restored(root):
-    return snapshot(*resume(root)[1:])
-
-
 # ------------------------------------------------------------------------------ same bits
-def test_large_states_are_written_in_several_files(tmp_path, monkeypatch):
+def test_every_kind_of_tensor_in_several_files(tmp_path, monkeypatch):
     """Which bounds the memory that the writer takes; and any tool reads them."""
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 300)
-    model, optimizers = build()
-    train(model, optimizers, 1)
-    save(Checkpointer(tmp_path), 1, model, optimizers)
-    files = [p for p in files_of(tmp_path / "step_00000001") if p.suffix == ".safetensors"]
-    assert len(files) > 3
-    assert_same(restored(tmp_path), snapshot(model, optimizers))
-    found = {name: t for file in files for name, t in safetensors.torch.load_file(file).items()}
-    assert all(torch.equal(found[f"model.{k}"], t) for k, t in model.state_dict().items())
-
-
-def test_every_kind_of_tensor(tmp_path):
     model, optimizers = build()
     train(model, optimizers, 1)
     model.register_buffer("none_", torch.tensor(3.5))
@@ -193,6 +171,10 @@ def test_every_kind_of_tensor(tmp_path):
             t.zero_()
     Checkpointer(tmp_path).resume(model, optimizers)
     assert_same(snapshot(model, optimizers), expected)
+    files = [*tmp_path.rglob("*.safetensors")]
+    assert len(files) > 3
+    found = {name: t for file in files for name, t in safetensors.torch.load_file(file).items()}
+    assert all(torch.equal(found[f"model.{k}"], t) for k, t in model.state_dict().items())
 
 
 # ------------------------------------------------------------------------------- damage
@@ -236,72 +218,54 @@ def test_non_finite_state_is_not_saved(run):
     moment = optimizers[1].state[model.out.bias]["exp_avg_sq"]
     for value in (float("nan"), -float("inf")):
         moment[1] = value
+        run.save(at(30), model, optimizers)
         with pytest.raises(NonFiniteError, match="out.bias.exp_avg_sq"):
-            save(run, 30, model, optimizers)
+            run.save(at(40), model, optimizers)
     run.save(at(30), model, optimizers)
     run._thread.join()
     assert isinstance(run.error, NonFiniteError)  # which the loop looks at in every step
     with pytest.raises(NonFiniteError):
-        run.join(raises=True)
+        run.finish()
     run.finish()  # said once
-    run.save(at(30), model, optimizers)
-    with pytest.raises(NonFiniteError):  # the next save says so too
-        run.save(at(40), model, optimizers)
     assert names(run.root) == ["step_00000010", "step_00000020"]
-    moment[1] = 0.5
-    save(run, 30, model, optimizers)
 
 
 # ------------------------------------------------------------------------------- strangers
 def test_files_of_a_stranger_are_refused(run, tmp_path):
     """In a checkpoint whose hashes are right, since a stranger has written them."""
     path = run.root / "step_00000020"
-    secret = tmp_path / "secret"
-    secret.write_bytes((path / "trainer.json").read_bytes())
     whole = lambda: checkpoint.why_invalid(path) is None
-    listing = path / "MANIFEST.json"
-    as_published = listing.read_bytes()
-    manifest = json.loads(as_published)
-    manifest["files"]["../../secret"] = manifest["files"]["trainer.json"]  # the right hash
-    write_json(listing, manifest)
+    as_published = (path / "MANIFEST.json").read_bytes()
+    rehash(path, **{"../../secret": b"secret"})
     assert not whole()  # other names: test_disk.py
-    listing.write_bytes(as_published)
-    assert whole()
+    (path / "MANIFEST.json").write_bytes(as_published)
     extra = path / "dcp" / "more.safetensors"
     for make in (extra.touch, lambda: extra.symlink_to(tmp_path)):  # to a folder
+        assert whole()
         make()
         assert not whole()
         extra.unlink()
-    trainer = path / "trainer.json"
-    for make in (lambda: os.mkfifo(trainer), lambda: trainer.symlink_to(secret)):
-        trainer.unlink()
-        make()
-        assert not whole()
-        with pytest.raises(CheckpointError):
-            checkpoint.read_trainer(path)
+    (path / "trainer.json").rename(tmp_path / "secret")
+    (path / "trainer.json").symlink_to(tmp_path / "secret")
+    assert not whole()
+    with pytest.raises(CheckpointError):
+        checkpoint.read_trainer(path)
 
 
 def test_tensors_of_a_stranger_are_one_sentence(run):
-    """Files that are no safetensors, and such whose places within the tensors are wrong."""
+    """A file that is no safetensors, and such whose places within the tensors are wrong."""
     path = run.root / "step_00000020"
+    with safetensors.safe_open(path / "dcp" / TENSORS, "pt") as file:
+        metadata = file.metadata()
     key = "DCP_SHARDING_INFO"
-    honest = (path / "dcp" / TENSORS).read_bytes()
-    end = 8 + int.from_bytes(honest[:8], "little")
-    tree = json.loads(honest[8:end])
-    places = json.loads(tree["__metadata__"][key])
-
-    def with_places(value) -> bytes:
-        text = json.dumps(tree | {"__metadata__": {key: value}}).encode()
-        return len(text).to_bytes(8, "little") + text + honest[end:]
-
+    places = json.loads(metadata[key])
     far = {n: {"saved_offsets": [10**6] * len(at["saved_offsets"])} for n, at in places.items()}
-    whole = safetensors.torch.load(honest)
+    whole = safetensors.torch.load_file(path / "dcp" / TENSORS)
     name = "model.body.weight"
-    whole[name] = whole[name][1:].contiguous()  # its first row is in no file
-    places |= {name: {"saved_offsets": [1, 0]}}
-    part = safetensors.torch.save(whole, {key: json.dumps(places)})
-    forged = (b"", pickle.dumps({}), with_places("["), with_places(json.dumps(far)), part)
-    for content in forged:
+    part = whole | {name: whole[name][1:].contiguous()}  # its first row is in no file
+    part_places = places | {name: {"saved_offsets": [1, 0]}}
+    forged = lambda tensors, at: safetensors.torch.save(tensors, metadata | {key: json.dumps(at)})
+    for content in (b"", forged(whole, far), forged(part, part_places)):
         rehash(path, **{f"dcp/{TENSORS}": content})
         for load in (lambda: checkpoint.load_model(path, build()[0]), lambda: resume(run.root)):
             with pytest.raises(CheckpointError):
@@ -311,9 +275,9 @@ def test_tensors_of_a_stranger_are_one_sentence(run):
 # --------------------------------------------------------------------------------- kills
 def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
     """What a power cut would show: every file and folder was fsynced after its last change."""
-    seen = []
     synced = {}  # inode -> when its content had last changed
     real = os.fsync
+    put_in_place = disk.put_in_place
 
     def fsync(fd):
         real(fd)
@@ -322,19 +286,15 @@ def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
     def is_safe(path):
         return synced.get(path.stat().st_ino) == path.stat().st_mtime_ns
 
-    def stage(name, path):
-        if name == "manifest":
-            (tmp,) = run.root.glob(".tmp-*")
-            assert [p for p in [tmp, *tmp.rglob("*")] if not is_safe(p)] == []
-            assert len(files_of(tmp)) == 3
-        if name == "rename":
-            assert is_safe(run.root)
-        seen.append(name)
+    def rename(written, path):
+        assert [p for p in [written, *written.rglob("*")] if not is_safe(p)] == []
+        put_in_place(written, path)
+        assert is_safe(path.parent)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    at_stages(stage, monkeypatch.setattr)
+    monkeypatch.setattr(disk, "put_in_place", rename)
     save(run, 30, *build())
-    assert seen == [*STAGES, "trash"]
+    assert len(synced) >= 6  # a folder in a folder with three files, and where it lies
 
 
 # ------------------------------------------------------------------------------- storage
@@ -361,18 +321,15 @@ def test_retention_keeps_exactly_what_it_says(tmp_path):
     first = Checkpointer(tmp_path)
     for step in (1, 2):
         save(first, step, model, optimizers)
-    saver = Checkpointer(tmp_path, keep=3, keep_step=5, keep_every=6)
+    saver = Checkpointer(tmp_path, keep=3)
     assert saver.resume(model, optimizers).step == 2
     for step in range(3, 13):
         if step in (4, 7):
             saver.mark_best(step)
         save(saver, step, model, optimizers)
         best = {7} if step >= 7 else {4} if step >= 4 else set()
-        stay = {s for s in (5, 6) if s < step}
-        assert set(steps_in(tmp_path)) == {step - 2, step - 1, step, 2} | best | stay, step
-    assert (tmp_path / "best").read_text() == "step_00000007"
-    stay = [f"step_{s:08d}" for s in (2, 5, 6, 7, 10, 11, 12)]
-    assert names(tmp_path) == ["best", *stay]
+        assert set(steps_in(tmp_path)) == {step - 2, step - 1, step, 2} | best, step
+    assert (tmp_path / "best").read_text() == "step_00000007" and not [*tmp_path.glob(".*")]
 
 
 def test_what_is_kept_for_good_outlives_its_options(tmp_path, log):
@@ -389,28 +346,26 @@ def test_what_is_kept_for_good_outlives_its_options(tmp_path, log):
 
 
 def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path, log, monkeypatch):
-    """Nor what is half deleted: EXDEV is what overlayfs says of a folder of its image."""
-    refuse = {"step_00000001": errno.EXDEV, ".trash-a": errno.EBUSY}
+    """Nor what is half deleted: overlayfs says so of a folder of its image."""
+    stay = ("step_00000001", ".trash-a")
 
-    def honest_but(work):
-        def refusing(path):
-            code = refuse.get(Path(path).name)
-            if code:
-                raise OSError(code, os.strerror(code), str(path))
-            return work(path)
+    def refusing(work):
+        def refuse(path):
+            if path.name in stay:
+                raise OSError(errno.EXDEV, "refused")
+            work(path)
 
-        return refusing
+        return refuse
 
-    monkeypatch.setattr(disk, "set_aside", honest_but(disk.set_aside))
-    monkeypatch.setattr(shutil, "rmtree", honest_but(shutil.rmtree))
+    monkeypatch.setattr(disk, "set_aside", refusing(disk.set_aside))
+    monkeypatch.setattr(shutil, "rmtree", refusing(shutil.rmtree))
     (tmp_path / ".trash-a").mkdir()
     (tmp_path / ".trash-b").mkdir()
     saver = Checkpointer(tmp_path, log=log.append)
     for step in range(1, 7):
         save(saver, step, *build())
-    left = [".trash-a", *(f"step_{step:08d}" for step in (1, 5, 6))]
-    assert names(tmp_path) == left
-    for name in refuse:
+    assert names(tmp_path) == [".trash-a", *(f"step_{step:08d}" for step in (1, 5, 6))]
+    for name in stay:
         assert sum(f"could not delete {name}: " in text for text in log) == 1
 
 
@@ -419,8 +374,6 @@ def test_a_damaged_best_deletes_nothing(run, log, content):
     """Any checkpoint may be the best one then; the next better one puts it right."""
     toy = build()
     (run.root / "best").write_bytes(content)
-    assert resume(run.root, log=log.append)[0].step == 20
-    assert not log[2:]  # nobody asks `best` for this
     for step in (30, 40):
         save(run, step, *toy)
     assert steps_in(run.root) == [10, 20, 30, 40]
@@ -453,7 +406,8 @@ def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypat
     model, optimizers = build()
     saver = Checkpointer(tmp_path, log=log.append)
     go = threading.Event()
-    at_stages(lambda stage, path: go.wait(30), monkeypatch.setattr)
+    begin = checkpoint._begin
+    monkeypatch.setattr(checkpoint, "_begin", lambda *args: go.wait(30) and begin(*args))
     saver.save(at(4), model, optimizers)
     saver.mark_best(4)  # in flight
     assert not (tmp_path / "best").exists()
@@ -471,40 +425,24 @@ def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypat
     assert steps_in(tmp_path) == [4, 6, 8] and not any("could not delete" in x for x in log)
 
 
-def test_resume_from_a_given_checkpoint(run):
-    """What is refused: test_faults.py, test_train.py."""
-    model, optimizers = build(seed=1)
-    saver = Checkpointer(run.root)
-    older, newest = (run.root / f"step_{step:08d}" for step in (10, 20))
-    assert saver.resume(model, optimizers, newest).step == 20
-    flip(newest / "trainer.json", 3)
-    saver = Checkpointer(run.root)
-    assert saver.resume(model, optimizers, older).step == 10  # none that is valid is newer
-    for step in (20, 30, 40):
-        save(saver, step, model, optimizers)
-    assert steps_in(run.root) == [10, 30, 40]
-
-
 def test_retention_counts_what_this_process_has_written_or_verified(run):
     """It deletes nothing for the sake of one that nobody has read since it was written."""
-    for step in (10, 20):
-        flip(run.root / f"step_000000{step}" / "trainer.json", 0)
-    model, optimizers = build()
-    saver = Checkpointer(run.root)
-    save(saver, 30, model, optimizers)
-    assert steps_in(run.root) == [10, 20, 30]
-    save(saver, 40, model, optimizers)
-    assert steps_in(run.root) == [30, 40]
+    flip(run.root / "step_00000020" / "trainer.json", 3)
+    model, optimizers = build(seed=1)
+    saver = Checkpointer(run.root, keep=3)
+    older = run.root / "step_00000010"
+    assert saver.resume(model, optimizers, older).step == 10  # none that is valid is newer
+    for step, left in ((30, [10, 20, 30]), (40, [10, 30, 40]), (50, [10, 30, 40, 50])):
+        save(saver, step, model, optimizers)
+        assert steps_in(run.root) == left
 
 
 # ---------------------------------------------------------------------------- many ranks
-def spawn(scenario, out, world) -> Run:
+def spawn(scenario, out, world):
     """Run a scenario of this file in `world` processes that must all exit with 0."""
     here = dict(PYTHONPATH=str(Path(__file__).parent))
     main = "test_checkpoint:main"
-    run = start(None, out / scenario, argv=[scenario, out], world=world, env=here, main=main)
-    run.end(0)
-    return run
+    start(None, out / scenario, argv=[scenario, out], world=world, env=here, main=main).end(0)
 
 
 def main(argv):
@@ -514,11 +452,8 @@ def main(argv):
     dist.barrier()
 
 
-def test_fsdp_to_single_to_ddp_and_back(tmp_path):
+def test_from_shards_to_one_process_to_shards_and_replicas(tmp_path):
     spawn("fsdp_save", tmp_path, world=3)  # the last one has no row of some tensors
-    path = tmp_path / "fsdp" / "step_00000002"
-    listed = set(read_json(path / "MANIFEST.json")["files"])
-    assert listed == {str(p.relative_to(path)) for p in files_of(path)} - {"MANIFEST.json"}
     expected = torch.load(tmp_path / "fsdp.pt", weights_only=True)
     trainer, model, optimizers = resume(tmp_path / "fsdp")
     assert trainer.step == 2 and trainer.world_size == 3
@@ -527,13 +462,10 @@ def test_fsdp_to_single_to_ddp_and_back(tmp_path):
     torch.save(snapshot(model, optimizers), tmp_path / "single.pt")
     save(Checkpointer(tmp_path / "single"), 3, model, optimizers)
     spawn("load_on_two", tmp_path, world=2)
-    expected = torch.load(tmp_path / "ddp.pt", weights_only=True)
-    assert_same(restored(tmp_path / "ddp"), expected)  # on one process again
 
 
 def scenario_fsdp_save(out):
     model, optimizers = build(shard=True)
-    assert (dist.get_rank() == 2) == any(not optim.local(p).numel() for p in model.parameters())
     train(model, optimizers, 2)
     saver = Checkpointer(out / "fsdp")
     saver.resume(model, optimizers)  # makes the buffers
@@ -546,8 +478,6 @@ def scenario_fsdp_save(out):
     saver.finish()
     if dist.get_rank() == 0:
         torch.save(state, out / "fsdp.pt")
-        files = names(out / "fsdp" / "step_00000002" / "dcp")
-        assert [name[:11] for name in files] == [f"shard-0000{n}" for n in (1, 2, 3)], files
 
 
 def scenario_load_on_two(out):
@@ -561,60 +491,42 @@ def scenario_load_on_two(out):
         staged = sum(optim.local(t).nbytes for t in saver._memory.values())
         dist.all_gather_object(by_rank, staged)
         total = sum(t.nbytes for t in checkpoint._state(model, optimizers).values())
-        assert sum(by_rank) == total and max(by_rank) < 0.75 * total, (by_rank, total)
-
-    model, optimizers = build(seed=3)
-    Checkpointer(out / "single").resume(model, optimizers)
-    train(model, optimizers, 2, forward=DistributedDataParallel(model), seed=dist.get_rank())
-    save(Checkpointer(out / "ddp"), 5, model, optimizers)
-    if dist.get_rank() == 0:
-        torch.save(snapshot(model, optimizers), out / "ddp.pt")
+        assert sum(by_rank) == total and max(by_rank) < 0.75 * total
 
 
 def test_failures_on_one_rank_reach_all(tmp_path):
-    run = spawn("one_rank_fails", tmp_path, world=2)
-    for file in run.outputs:
-        output = file.read_text()
-        assert "step 2 could not be saved" in output and "rank 1: " in output
-        assert "step 5: the ranks' replicas" in output and "step 4: the" not in output
+    spawn("one_rank_fails", tmp_path, world=2)
     assert steps_in(tmp_path / "c") == [4, 5]
 
 
 def scenario_one_rank_fails(out):
     rank = dist.get_rank()
     model, optimizers = build()
-    train(model, optimizers, 1, forward=DistributedDataParallel(model))
-    saver = Checkpointer(out / "c")
+    train(model, optimizers, 1)
+    log = []
+    saver = Checkpointer(out / "c", log=log.append)
     save(saver, 1, model, optimizers)
     before = names(out / "c")
-
-    def nothing_new():
-        dist.barrier()
-        assert names(out / "c") == before
-        dist.barrier()
-
-    nothing_new()
+    nothing_new = lambda: rank or names(out / "c") == before  # the first rank tidies up
     with largest_file(TENSORS_FAIL if rank == 1 else 1 << 30):  # DCP's write fails on rank 1
         saver.save(at(2), model, optimizers)
         saver.join()
-    nothing_new()
+    assert nothing_new()
 
-    no = mock.Mock(side_effect=OSError("no"))
-    for broken, where in (("_hash_own", 1), ("_begin", 0), ("_commit", 0)):
-        spoilt = mock.patch.object(checkpoint, broken, no) if rank == where else nullcontext()
-        with spoilt, pytest.raises(StorageError, match="OSError: no"):
+    for broken in ("_begin", "_commit"):  # on the first rank
+        no = mock.patch.object(checkpoint, broken, side_effect=OSError("no"))
+        with no, pytest.raises(StorageError, match="OSError: no"):
             save(saver, 3, model, optimizers)
-        saver._failures = 0
-        nothing_new()
+        assert nothing_new()
 
-    keep = {p: p.detach().clone() for p in model.parameters()}
-    for p in keep:  # NaN in all of them, as each rank checks its own
-        p.data[0] = float("nan") if rank == 1 else p.data[0]
-    with pytest.raises(NonFiniteError, match="^rank 1: model."):
-        save(saver, 3, model, optimizers)
-    for p, value in keep.items():
-        p.data.copy_(value)
     save(saver, 4, model, optimizers)
     with torch.no_grad():
         model.body.weight[1, 2] += 1e-6 * rank
     save(saver, 5, model, optimizers)
+    said = "".join(log)
+    assert re.search("step 2 could not be saved .*rank 1: ", said)
+    assert "step 5: the ranks' replicas" in said and "step 4: the" not in said
+    for p in model.parameters():  # all of them, as each rank checks its own
+        p.data[0] = float("nan") if rank == 1 else p.data[0]
+    with pytest.raises(NonFiniteError, match="^rank 1: model."):
+        save(saver, 6, model, optimizers)

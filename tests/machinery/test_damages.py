@@ -7,21 +7,16 @@ again: with those whole, it resumes.
 """
 
 import importlib
-import io
 import os
 import shutil
-import signal
-import tempfile
-import traceback
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import ROOT, SMALL, write_lines
-from damages import DAMAGES
+from conftest import SMALL, flip, write_lines
 from table import read_table
 from test_checkpoint import TENSORS
 
@@ -49,7 +44,7 @@ report => eval report {here}/run
 look => eval look {here}/run {cpu} --prompt a
 compare => eval compare {here}/run {here}/other
 export => export {here}/run --out {here}/exported
-prepare => prepare_data tiny {rows} --source files:{whole}/written --data_dir {here}/data
+prepare => prepare_data tiny {rows} --source files:{texts} --data_dir {here}/data
 verify => prepare_data verify tiny --data_dir {here}/data
 loss_of_export => eval loss {here}/export {cpu} --data_dir {here}/data
 sample_of_export => eval sample {here}/export {cpu} --max_new_tokens 2 --prompt a
@@ -76,27 +71,66 @@ CELLS = [
     for name in names.split()
     for program in programs.split()
 ]
-APPENDED = {".jsonl", ".lock"}  # a program writes into these: a link would change the original
 
 
-def three_of(file: str, program: str) -> list[str]:
-    return sorted(DAMAGES, key=lambda damage: zlib.crc32(f"{file},{program},{damage}".encode()))[:3]
+def flipped(path: Path, at: int | None = None):
+    """One bit, by default in the middle."""
+    size = path.stat().st_size
+    if size:
+        flip(path, at=size // 2 if at is None else min(at, size - 1))
+
+
+def not_utf8(path: Path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 3] + b"\xff\xfe" + content[len(content) // 3 :])
+
+
+def a_folder(path: Path):
+    path.unlink()
+    path.mkdir()
+
+
+def a_dangling_link(path: Path):
+    path.unlink()
+    path.symlink_to(path.with_name("nowhere"))
+
+
+DAMAGES = {
+    "flipped": flipped,
+    "flipped near the start": lambda path: flipped(path, at=9),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "a list": lambda path: path.write_text("[]"),
+    "an empty object": lambda path: path.write_text("{}"),
+    "nested too deeply": lambda path: path.write_text("[" * 100_000),
+    "not UTF-8": not_utf8,
+    "a folder": a_folder,
+    "a dangling link": a_dangling_link,
+    "deleted": Path.unlink,
+}
+
+
+def cases():
+    """Of each file and program three of the damages, which their names choose; the others: slow."""
+    for cell in CELLS:
+        chosen = sorted(DAMAGES, key=lambda damage: zlib.crc32(",".join([*cell, damage]).encode()))
+        for damage in DAMAGES:
+            marks = [pytest.mark.slow] if damage not in chosen[:3] else []
+            yield pytest.param(*cell, damage, marks=marks)
 
 
 @pytest.fixture(scope="module")
-def whole():
-    """data, run (two of three steps done), other, export, task.jsonl, in a folder open to all."""
-    folder = Path(tempfile.mkdtemp(prefix="whole"))
-    folder.chmod(0o755)
-    texts = folder / "written"
-    texts.mkdir()
+def whole(tmp_path_factory):
+    """data, run (two of three steps done), other, export, task.jsonl."""
+    folder = tmp_path_factory.mktemp("whole")
+    WORDS["texts"] = tmp_path_factory.mktemp("texts")
     for i in range(60):
-        (texts / f"{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * 4)
-    WORDS["whole"] = folder
-    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+        text = f"def note_{i}(x):\n    return x + {i}\n" * 4
+        (WORDS["texts"] / f"{i}.txt").write_text(text)
     assert ends("prepare", folder)[0] == 0
     assert ends("resume", folder) == (0, "")
     run_dir = folder / "run"
+    (run_dir / "eval.jsonl").touch()
     write_lines(run_dir / "samples.jsonl", [dict(step=1, tokens=512, prompt="a", text="b")])
     shutil.copytree(run_dir, folder / "other")
     assert ends("export", folder)[0] == 0
@@ -104,49 +138,31 @@ def whole():
     question = dict(query="a", choices=["b", "c"], gold=1)
     write_lines(folder / "task.jsonl", [question] * 2)
     shutil.rmtree(run_dir / "checkpoints/step_00000003")
-    assert (folder / STEP).exists()
-    yield folder
-    shutil.rmtree(folder)
-    for s, handler in zip((signal.SIGINT, signal.SIGTERM), handlers):
-        signal.signal(s, handler)
+    return folder
 
 
-def copy(whole: Path, folder: Path, file: str) -> Path:
-    """Links to the files, but copies of what is appended to, and of `file`; the path of that."""
-
-    def link(source, target):
-        is_copied = APPENDED & {Path(source).suffix, Path(source).name}
-        shutil.copy2(source, target) if is_copied else os.link(source, target)
-
-    texts_stay = lambda path, names: ["written"] if Path(path) == whole else []
-    shutil.copytree(whole, folder, dirs_exist_ok=True, ignore=texts_stay, copy_function=link)
-    path = find(folder, file)
-    content = path.read_bytes() if path.exists() else b""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-    return path
+def link(source, target):
+    """But .jsonl and .lock, into which a program writes, are copied."""
+    (shutil.copy if Path(source).suffix in ("", ".jsonl") else os.link)(source, target)
 
 
 def ends(program: str, folder: Path) -> tuple[int, str]:
     """The program's exit code, and what it says if that is not 0. A bug raises."""
     main, line = PROGRAMS[program].split(" ", 1)
-    out = io.StringIO()
-    error_text = ""
     # the pool is a thread; transformers does not compare, and may be missing
     no_check = mock.patch.multiple(
         parity, check=lambda *args: "not at all", need_transformers=lambda: None
     )
     thread = mock.patch.object(pool, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
-    with redirect_stdout(out), redirect_stderr(out), no_check, thread:
+    with no_check, thread:
         try:
             argv = line.format(here=folder, **WORDS).split()
-            code = importlib.import_module(main).main(argv) or 0
+            return importlib.import_module(main).main(argv) or 0, ""
         except Exception as error:
             code = cli.exit_code(error)
             if code == 1:
                 raise
-            error_text = str(error)
-    return code, error_text
+            return code, str(error)
 
 
 PATTERNS = {
@@ -157,49 +173,19 @@ PATTERNS = {
 }
 
 
-def find(folder: Path, name: str) -> Path:
-    root, _, last = name.rpartition("/")
-    return next((folder / root).glob(PATTERNS[last])) if last in PATTERNS else folder / name
-
-
-EVERY = pytest.param(lambda file, program: DAMAGES, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("damages", [three_of, EVERY], ids=["three", "all"])
-@pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
-def test_a_damaged_file_is_survived_or_named(file, program, damages, whole):
-    wrong = {}
-    for damage in damages(file, program):
-        folder = Path(tempfile.mkdtemp(prefix="cell"))
-        try:
-            DAMAGES[damage](copy(whole, folder, file))
-            code, said = ends(program, folder)
-            wrong[damage] = problem(file, program, code, said)
-        except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            last = [f for f in frames if str(ROOT) in f.filename and ".venv" not in f.filename][-1]
-            wrong[damage] = (
-                f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: "
-                f"{str(error)[:200]}"
-            )
-        finally:
-            shutil.rmtree(folder)
-    wrong = [f"{damage}: {what}" for damage, what in wrong.items() if what]
-    assert not wrong, "\n".join(wrong)
-
-
-def problem(file: str, program: str, code: int, said: str) -> str:
-    """How the end is not as promised; empty if it is."""
-    must_resume = program == "resume" and file.startswith("run/") and ".lock" not in file
-    if code not in CODES:
-        return f"exit code {code}: {said}"
-    if code == 0:
-        return ""
-    if "\n" in said:
-        return f"not one sentence: {said}"
-    if must_resume:
-        return f"should resume: {said}"
+@pytest.mark.parametrize("file, program, damage", cases())
+def test_a_damaged_file_is_survived_or_named(file, program, damage, whole, tmp_path):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True, copy_function=link)
     folder, _, name = file.rpartition("/")
-    named = Path(PATTERNS[name]).suffix if name in PATTERNS else name
-    found = named in said or bool(folder) and f"{folder} " in said
-    return "" if found else f"names neither the file nor its folder: {said}"
+    path = next((tmp_path / folder).glob(PATTERNS.get(name, name)))
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)  # no longer a link
+    DAMAGES[damage](path)
+    code, said = ends(program, tmp_path)
+    assert code in CODES and "\n" not in said, said
+    if code:
+        resumes = program == "resume" and file.startswith("run/") and file != "run/.lock"
+        assert not resumes, said
+        named = path.suffix if name in PATTERNS else name
+        assert named in said or folder and f"{folder} " in said, said

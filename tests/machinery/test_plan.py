@@ -32,8 +32,6 @@ def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
     one, eight = (plan.make_plan(ddp, small_world(ranks_=n, **gpu)) for n in (1, 8))
     assert (one.parallel, eight.parallel) == ("none", "ddp")
     assert one.micro_batch == eight.micro_batch > 1
-    whole, half = ((p.rows_per_step, p.grad_accum) for p in (one, eight))
-    assert whole == (half[0], 8 * half[1])
 
 
 def test_a_plan_opens_no_file_and_touches_no_device(monkeypatch):

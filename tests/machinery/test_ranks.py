@@ -60,25 +60,15 @@ def test_threads_that_add_to_the_same_row_give_the_same_bits(tmp_path):
 # ------------------------------------------------------------------------ waiting for each other
 @pytest.mark.parametrize("silent, starter", [(0, start), (1, start), (1, launch)])
 def test_a_rank_that_does_not_come_costs_a_bounded_time(silent, starter, small_data, run_dir):
-    run = starter(small_data, run_dir, world=2, spoil=[("late", silent, 180, 3)])
-    run.until(lambda: f"error: rank {1 - silent} of 2" in run.text, timeout_s=60)
-    if starter is launch:
-        run.end(1)  # torchrun ends the silent one
-    else:
-        run.until(lambda: run.codes()[1 - silent] == 1)
-        assert "Traceback" not in run.text
+    spoil = [("limits", 3), ("late", silent)]
+    run = starter(small_data, run_dir, world=2, spoil=spoil)
+    run.until(lambda: 1 in run.codes())  # torchrun ends the silent one
+    assert f"error: rank {1 - silent} of 2" in run.text and "GLOO_SOCKET_IFNAME" in run.text
     assert not run_dir.exists()
 
 
-def test_a_rank_that_comes_but_does_not_connect_costs_a_bounded_time(small_data, run_dir):
-    run = start(small_data, run_dir, world=2, spoil=[("limits", 4), ("mute", 1)])
-    run.until(lambda: run.codes()[0] == 1, timeout_s=40)
-    assert "error: rank 0 of 2" in run.text and "GLOO_SOCKET_IFNAME" in run.text
-    assert "Traceback" not in run.text and not run_dir.exists()
-
-
 def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, run_dir):
-    spoil = [("limits", 30, 30), ("slow", 0.1)]
+    spoil = [("limits", 30, 10), ("slow", 0.1)]
     run = start(small_data, run_dir, "--steps", 400, world=2, spoil=spoil)
     run.until_step(3).kill(signal.SIGSTOP, ranks=[1])
     run.until(lambda: run.codes()[0] == 1)

@@ -4,12 +4,11 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from chat_helpers import here
-from conftest import losses
+from conftest import losses, read_lines
 from data_helpers import pieces_of
 from test_counted import assert_same
 
@@ -99,30 +98,29 @@ def test_an_answer_that_is_not_to_be_learned_costs_its_conversation():
 
 
 def test_all_of_a_row_of_text_counts():
-    """Beside rows of conversations, and where there are none."""
+    """Beside rows of conversations."""
     rows = np.array([[0, 7, 8, 0, 9]], np.uint16)
-    for marks in ((1, 2, 3), ()):
-        assert data.targets_of(rows, marks).tolist() == rows[:, 1:].tolist()
+    assert data.targets_of(rows, (1, 2, 3)).tolist() == rows[:, 1:].tolist()
 
 
 def slow_pieces(turns, tokenizer, row_len):
     """The oracle of `chat.pieces`: (pieces, tokens of answers, tokens of them lost)."""
     head = turns[:1] if turns[0][0] == "system" else []
     body = turns[len(head) :]
-    groups = [[]]
-    pairs = [body[i : i + 2] for i in range(0, len(body) - len(body) % 2, 2)]
-    size = lambda group: len(beside(head + sum(group, []), tokenizer)[0])
-    for pair in pairs:
-        if groups[-1] and size([*groups[-1], pair]) > row_len or size(groups[-1]) > row_len:
+    size = lambda group: len(beside(head + group, tokenizer)[0])
+    groups = [body[:2]]
+    for i in range(2, len(body) - 1, 2):
+        pair = body[i : i + 2]
+        if size(groups[-1] + pair) > row_len:
             groups.append([])
-        groups[-1].append(pair)
+        groups[-1] += pair
     kept = []
     total = 0
     lost = 0
-    for group in filter(None, groups):
-        ids, counts = beside(head + sum(group, []), tokenizer)
-        total = total + sum(counts)
-        lost = lost + sum(counts[row_len:])
+    for group in groups:
+        ids, counts = beside(head + group, tokenizer)
+        total += sum(counts)
+        lost += sum(counts[row_len:])
         if any(counts[:row_len]):
             kept.append(ids[1:row_len])
     return kept, total, lost
@@ -139,13 +137,8 @@ def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
         got = list(chat.pieces(turns, tokenizer, row_len, notes))
         assert got == expected, (turns, row_len)
         assert (notes[chat.ANSWERS], notes[chat.LOST]) == (total, lost)
-        assert all(len(piece) < row_len and piece[0] == 1 and 2 in piece for piece in got)
         cut += len(got) > 1
     assert cut > 100
-
-
-def rows_of(manifest: Manifest, split: str) -> list[list[int]]:
-    return [manifest.row(split, 0, r).tolist() for r in range(manifest.rows(split))]
 
 
 def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data):
@@ -153,19 +146,18 @@ def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data
     manifest = Manifest.load(chat_data)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     known = {}
-    for said in map(json.loads, (chat_data.parent / "chats.jsonl").read_text().splitlines()):
+    for said in read_lines(chat_data.parent / "chats.jsonl"):
         ids, counts = beside(chat.read_turns(said["messages"]), tokenizer)
         known[tuple(ids)] = counts
     found = {"train": Counter(), "val": Counter()}
     for split, pieces in found.items():
-        for row in rows_of(manifest, split):
+        rows = [manifest.row(split, 0, r).tolist() for r in range(manifest.rows(split))]
+        for row in rows:
             pieces.update(piece for piece in pieces_of(row) if len(piece) > 1)
             expected = [c for piece in pieces_of(row) for c in known.get(piece, [False])]
             assert counted(row) == expected[1:]
     scored = [row for _, targets, _ in data.val_batches(manifest, 7) for row in targets]
-    for row, targets in zip(rows_of(manifest, "val"), scored):
-        assert (targets != data.IGNORED).tolist() == counted(row)
-    assert len(scored) == manifest.rows("val")
+    assert [(row != data.IGNORED).tolist() for row in scored] == [*map(counted, rows)]
     train, val = found.values()
     assert (train + val).total() == 400 and len(val) > 20
     assert {*train, *val} == {*known} and not {*train} & {*val}
@@ -178,11 +170,10 @@ def test_conversations_of_the_standard_library():
         'class Adder:\n    """An object that adds numbers for you all day."""\n'
         '    def add_all(self, numbers):\n        """Add all of these numbers up."""\n'
         'def _hidden(a):\n    """Nobody should know of this one."""\n'
-    ) * 30
-    read = lambda name: [*stdlib_chats.conversations(f"stdlib/{name}", code.encode())]
+    )
+    read = lambda name, code=code: [*stdlib_chats.conversations(f"stdlib/{name}", code.encode())]
     told = [read(f"m{i}.py") for i in range(80)]
-    assert told[3] == read("m3.py") and read("test/x.py") == []
-    assert [*stdlib_chats.conversations("stdlib/x.py", b"def f(:")] == []
+    assert told[3] == read("m3.py") and read("test/x.py") == read("x.py", "def f(:") == []
     assert all(len(t) == 2 for t in told)  # not `for you`, nor what is hidden
     said = [chat.read_turns(turns) for conversations in told for turns in conversations]
     answers = {q: a for turns in said for (_, q), (_, a) in zip(turns[-2::-2], turns[::-2])}
@@ -192,20 +183,15 @@ def test_conversations_of_the_standard_library():
     assert answers["What does add do?"] == "Return the sum of all numbers."
 
 
-@pytest.fixture(scope="module")
-def tuned(chat_data, base, tmp_path_factory) -> Path:
-    run_dir = tmp_path_factory.mktemp("tuned") / "run"
-    here(chat_data, run_dir, "--init_from", base / "run", "--save_every", 4)
-    return run_dir
-
-
-def test_a_step_is_the_mean_over_the_answers(tuned, base, chat_data, run_dir, capsys):
+def test_a_step_is_the_mean_over_the_answers(base, chat_data, tmp_path, capsys):
     """Losses, norms and validations; in micro-batches of 3 of 8 rows, one place is filled. The mean
     of the micro-batches' means is another number. --init_from takes a run, or its checkpoint."""
+    tuned = tmp_path / "tuned"
+    here(chat_data, tuned, "--init_from", base / "run", "--save_every", 4)
     newest = checkpoint.latest_valid(base / "run" / "checkpoints")
-    here(chat_data, run_dir, "--init_from", newest, "--micro_batch", 3)
+    here(chat_data, tmp_path / "again", "--init_from", newest, "--micro_batch", 3)
     assert f"weights from {newest}" in capsys.readouterr().out
-    assert_same(tuned, run_dir)
+    assert_same(tuned, tmp_path / "again")
     manifest = Manifest.load(chat_data)
     loader = data.RowLoader(manifest, data.order_of(manifest), 8)
     inputs, targets = loader.next_batch()

@@ -7,7 +7,7 @@ import pytest
 from conftest import flip, look
 from faults import start
 from plans import small_world
-from store_helpers import quick, s3, server  # noqa: F401
+from store_helpers import s3  # noqa: F401
 from test_shards import FIRST, edit
 
 from config import UsageError
@@ -18,16 +18,13 @@ from machinery.shards import Manifest
 from stores import stage
 from stores.store import Store
 
-pytestmark = pytest.mark.usefixtures("quick")
 
-
-@pytest.fixture(params=["folder", "s3", "published"])
-def source(request, manifest, tmp_path):
-    """Where the data is: a slow folder, or published."""
+@pytest.fixture(params=["folder", "s3"])
+def source(request, manifest):
+    """Where the data is: in a slow folder, or published."""
     if request.param == "folder":
         return str(manifest.dir)
-    is_s3 = request.param == "s3"
-    far = request.getfixturevalue("s3").url if is_s3 else f"file://{tmp_path}/far"
+    far = request.getfixturevalue("s3").url
     stage.publish(manifest, far)
     return far
 
@@ -35,7 +32,6 @@ def source(request, manifest, tmp_path):
 def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manifest, tmp_path):
     copy = Manifest.load(stage.copy(source, tmp_path / "fast"))
     assert copy.fingerprint == manifest.fingerprint and copy.dir != manifest.dir
-    copy.check()
     copy.verify()
     files = {copy.dir / name for shard in copy.all_shards() for name, _, _ in shard.files()}
     before = {file: file.stat().st_mtime_ns for file in files}
@@ -57,10 +53,9 @@ def test_a_damaged_source_is_named_and_no_copy_counts(source, manifest, tmp_path
     assert not list((tmp_path / "fast").rglob("manifest.json"))
 
 
-def test_data_that_is_not_there_is_named(s3, tmp_path):  # noqa: F811
-    for there in (s3.url, str(tmp_path)):
-        with pytest.raises(UsageError, match=there):
-            stage.copy(there, tmp_path / "fast")
+def test_data_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        stage.copy(str(tmp_path), tmp_path / "fast")
 
 
 def test_publishing_sends_each_object_once_and_only_what_is_whole(s3, manifest, tmp_path):  # noqa: F811
@@ -75,13 +70,11 @@ def test_publishing_sends_each_object_once_and_only_what_is_whole(s3, manifest, 
     assert Store(f"{s3.url}/other").read("manifest.json") is None
 
 
-@pytest.mark.parametrize("name", ["../victim", "{tmp}/victim", "s/victim"])
-def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp_path):
-    """Neither by `..`, nor by an absolute name, nor by a link beside it."""
+def test_a_stranger_s_manifest_writes_and_reads_nothing_else(manifest, tmp_path):
+    """By an absolute name; other ways out of a folder: test_disk.py."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"three years of work")
-    (manifest.dir / "s").symlink_to(tmp_path)
-    named = dict(file=name.format(tmp=tmp_path), bytes=19, sha256=disk.sha256_of(victim))
+    named = dict(file=str(victim), bytes=19, sha256=disk.sha256_of(victim))
     edit(manifest.dir, FIRST, vars(manifest.all_shards()[0]) | named)
     with pytest.raises(DataError, match="victim"):
         stage.copy(str(manifest.dir), tmp_path / "fast")
@@ -95,7 +88,7 @@ def test_a_folder_that_was_published_is_read_as_a_url_is(
     own_run, small_data, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    stage.publish(Manifest.load(small_data), "far")
+    stage.publish(Manifest.load(small_data), f"file://{tmp_path}/far")
     forecast.print_plan(
         cli.parse("train.py", "train", ["tiny", "--data_dir", "far"]), small_world()
     )

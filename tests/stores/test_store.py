@@ -3,10 +3,9 @@ a folder and on a real S3 server that fails."""
 
 import hashlib
 import os
-import re
 
 import pytest
-from store_helpers import quick, s3, server, url  # noqa: F401
+from store_helpers import s3, url  # noqa: F401
 
 from config import UsageError
 from machinery.errors import DataError, StorageError
@@ -60,27 +59,20 @@ def test_a_name_stays_under_the_url(name, tmp_path):
 
 
 def test_a_name_stays_under_the_url_of_a_store(s3):  # noqa: F811
-    for work in (Store(s3.url).read, Store(s3.url).remove):
-        with pytest.raises(DataError):
-            work("../x")
+    with pytest.raises(DataError):
+        Store(s3.url).read("../x")
 
 
 REFUSED = (
-    "reference::memory://x", "simplecache::s3://b/x", "s3://b/x::file://y", "http://h/x",
-    "memory2://x", "ssh://h/x", "s3://b/x*", "s3://b/[x]",
+    "reference::memory://x", "s3://b/x::file://y", "http://h/x", "s3://b/x*",
+    "s3://someone:hunter2@bucket/x", "gs://b/x?key=hunter2",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("url", REFUSED)
-def test_a_url_of_another_protocol_is_refused(url):  # noqa: F811
-    """A chain may run, format and send what its parts name."""
-    with pytest.raises(UsageError, match=re.escape(url)):
+def test_a_url_of_another_protocol_or_with_a_password_is_refused(url):  # noqa: F811
+    """A chain may run, format and send what its parts name. A password is not repeated."""
+    with pytest.raises(UsageError) as refusal:
         Store(url)
-
-
-def test_a_url_with_a_password_is_refused_and_not_repeated():
-    for url in ("s3://someone:hunter2@bucket/far", "gs://b/far?key=hunter2"):  # noqa: F402
-        with pytest.raises(UsageError) as refusal:
-            Store(url)
-        said = public(str(refusal.value))  # as it is printed
-        assert "/far: give a folder, or" in said and "hunter2" not in said
+    said = public(str(refusal.value))  # as it is printed
+    assert "/x" in said and ": give a folder, or" in said and "hunter2" not in said
