@@ -336,7 +336,7 @@ class Order:
         """How many times the first p positions went through each source."""
         late = max(0, p - self.late_from)
         counts = zip(self.quota.counts(p - late), self.late_quota.counts(late), self.sizes)
-        return [(early + late) / size if size else 0.0 for early, late, size in counts]
+        return [(before + after) / size if size else 0.0 for before, after, size in counts]
 
 
 def mixture_weights(manifest, weights: dict[str, float]) -> list[float]:

@@ -135,7 +135,7 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
             nfc=config.nfc,
             progress=sys.stderr.isatty(),
         )
-        kept = ", in which marks stay with their letters" * combining
+        kept = "; combining marks stay with their letters" * combining
         where = f"in {time.perf_counter() - t0:.1f} s{kept}"
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(path, tokenizer.spec)

@@ -98,7 +98,13 @@ class Peer:
 
     name = "nanochat"
 
-    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World, scale=0.0):
+    def __init__(
+        self,
+        model: cfg.GPTConfig,
+        tokens_per_step: int,
+        world: ranks.World,
+        rate_scale: float | None = None,
+    ):
         # it takes fp32 on a CPU, where ours may take bf16
         os.environ.setdefault("NANOCHAT_DTYPE", str(world.dtype).removeprefix("torch."))
         from nanochat.gpt import GPT
@@ -118,7 +124,9 @@ class Peer:
             at_12 = GPT(gpt_config(12, model.vocab_size, model.seq_len))
         of_batch = math.sqrt(tokens_per_step / BATCH)
         self.decay = DECAY * of_batch * count_scaling(at_12) / count_scaling(self.model)
-        rates = {name: rate * (scale or of_batch) for name, rate in RATES.items()}
+        if rate_scale is None:
+            rate_scale = of_batch
+        rates = {name: rate * rate_scale for name, rate in RATES.items()}
         self.optimizer = self.model.setup_optimizer(weight_decay=self.decay, **rates)
 
     def build(self) -> nn.Module:
@@ -386,8 +394,9 @@ def learn(args) -> int:
         rows = run.manifest.rows("val")
         sides = [Ours()] if "ours" in args.sides else []
         if "nanochat" in args.sides:
-            of_plan = (run.plan.tokens_per_step, run.world)
-            sides.append(Peer(run.preset.model, *of_plan, args.rate_scale))
+            sides.append(
+                Peer(run.preset.model, run.plan.tokens_per_step, run.world, args.rate_scale)
+            )
         try:
             for seed in args.seeds:
                 for side in sides:
@@ -433,7 +442,7 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=3, help="speed: steps before those measured")
     parser.add_argument("--rounds", type=int, default=1, help="speed")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
-    parser.add_argument("--rate_scale", type=float, default=0.0, help="learn; 0: for the batch")
+    parser.add_argument("--rate_scale", type=float, help="learn; not given: for the batch")
     parser.add_argument("--data_dir", default="", help="learn")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="learn")
     parser.add_argument("--case", help=argparse.SUPPRESS)

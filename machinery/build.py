@@ -268,5 +268,6 @@ def open_loader(
 
 
 def make_meter(model: GPT, world: ranks.World, options: cfg.RunConfig) -> flops.Meter:
-    each = [model.flops_per_token(causal=causal) for causal in (False, True)]
-    return flops.Meter(*each, flops.find_peak(world, options.peak_tflops), world.world_size)
+    causal = model.flops_per_token(causal=True)
+    peak = flops.find_peak(world, options.peak_tflops)
+    return flops.Meter(model.flops_per_token(), causal, peak, world.world_size)

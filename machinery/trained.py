@@ -200,9 +200,8 @@ def read_checkpoint(config: EvalConfig, device, dtype: torch.dtype) -> Trained:
     trainer = checkpoint.read_trainer(path)
     with torch.device("meta"):
         model = GPT(trainer.model, compute_dtype=dtype)
-    checkpoint.check_fits(
-        path, checkpoint.weights_of(model), "model."
-    )  # before any memory is taken
+    # before any memory is taken
+    checkpoint.check_fits(path, checkpoint.weights_of(model), "model.")
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
     checkpoint.load_model(path, model, verified=not config.checkpoint)

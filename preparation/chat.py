@@ -142,6 +142,7 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
     """A conversation -> ids without BOS, in pieces that fit into a row with their BOS. It is cut
     between exchanges, and each piece begins with the system text and a question. An exchange longer
     than a row loses the end of its answer with its <|end|>, so it does not teach to stop there."""
+    assistant = marks(tokenizer)[1]
     system = [turn for turn in turns if turn[0] == "system"]
     asked = turns[len(system) :]
     piece = []
@@ -152,7 +153,7 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
             piece = []
             ids = encode([*system, *exchange], tokenizer)
             notes[CUT] += 1
-        before = ids.index(marks(tokenizer)[1]) + 1  # ids before the answer
+        before = ids.index(assistant) + 1  # ids before the answer
         notes[ANSWERS] += len(ids) - before
         if len(ids) < row_len:
             piece += ids

@@ -107,8 +107,8 @@ def plan_job(config: DataConfig, given: Tokenizer | None = None) -> Job:
         key=digest([options, units]),
     )
     below = val_below(job)
-    folder = disk.inside(folder.absolute(), f".units/{digest([job.key, below, written_ns(job)])}")
-    return replace(job, val_below=below, unit_dir=folder)
+    units = f".units/{digest([job.key, below, written_ns(job)])}"
+    return replace(job, val_below=below, unit_dir=disk.inside(folder.absolute(), units))
 
 
 def digest(tree: object) -> str:

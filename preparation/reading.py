@@ -403,8 +403,7 @@ def _table_records(file, path, kind, read):
         for record in rows:
             more = record.pop(None, ())
             if any(more):
-                reason = f"{MORE_CELLS} {how['delimiter']!r}"
-                yield reason, f"line {rows.line_num:,}", more
+                yield f"{MORE_CELLS} {how['delimiter']!r}", f"line {rows.line_num:,}", more
             else:
                 yield _tsv_record(record) if "quoting" in how else record
     except csv.Error as error:

@@ -185,11 +185,11 @@ def summary(figures: dict[Task, dict]) -> dict:
     """The record for eval.jsonl: CORE, the mean of the centered accuracies, with its standard
     error; and the tasks' figures."""
     count = len(figures)
+    errors = [100 * f["stderr"] / (100 - task.base) for task, f in figures.items()]
     return dict(
         task="core",
         core=sum(f["centered"] for f in figures.values()) / count,
-        stderr=math.hypot(*(100 * f["stderr"] / (100 - t.base) for t, f in figures.items()))
-        / count,
+        stderr=math.hypot(*errors) / count,
         tasks={task.name: f for task, f in figures.items()},
     )
 
@@ -220,9 +220,8 @@ def score_core(config: CoreConfig, load_model: Callable) -> None:
         "GPT-2 XL"
     )
     for task, items in asked.items():
-        f = figures[task] = figures_of(
-            task, score(task, items, loaded.model, loaded.tokenizer, config.batch)
-        )
+        f = figures_of(task, score(task, items, loaded.model, loaded.tokenizer, config.batch))
+        figures[task] = f
         say(
             f"{task.name:33}{task.shots:>5} {f['n']:>7,} of {task.items:<6,}  {f['accuracy']:.4f} "
             f"+- {f['stderr']:.4f}  {f['centered']:+8.4f}  {task.gpt2_xl:8.3f}"

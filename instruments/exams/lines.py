@@ -23,9 +23,8 @@ def read_lines(path: str | Path, kind: Any) -> list[Any]:
     """The lines of a JSONL file in UTF-8, each as the first of the kinds that it fits; blank lines
     are left out. UsageError if it cannot be read; DataError, which names the line, if one fits none
     of the kinds, or there is no line."""
-    found = [
+    found = [  # splitlines breaks at U+2028 as well
         parse(line.encode(), kind, f"{path}, line {number}")
-        # splitlines breaks at U+2028 as well
         for number, line in enumerate(read_text(path).split("\n"), 1)
         if line.strip()
     ]

@@ -129,8 +129,17 @@ def play(config: TournamentConfig, load_model: Callable) -> None:
     for doubt in doubts:
         say(f"a reason to doubt this judge: {doubt}")
     path = Path(config.run_dir) / "tournament.json"
-    report = dict(config=asdict(config), judge=named, doubts=doubts, players=table)
-    disk.write_json(path, report | dict(prompts=asked, completions=written))
+    disk.write_json(
+        path,
+        dict(
+            config=asdict(config),
+            judge=named,
+            doubts=doubts,
+            players=table,
+            prompts=asked,
+            completions=written,
+        ),
+    )
     say(f"wrote {path}")
 
 
