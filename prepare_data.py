@@ -135,8 +135,11 @@ def make_tokenizer(job: Job, given: Tokenizer | None) -> Tokenizer:
             nfc=config.nfc,
             progress=sys.stderr.isatty(),
         )
-        kept = "; combining marks stay with their letters" * combining
-        where = f"in {time.perf_counter() - t0:.1f} s{kept}"
+        where = (
+            f"in {time.perf_counter() - t0:.1f} s"
+            f"{'; combining marks stay with their letters' * combining}"
+            f"{'; no other pair occurs twice' * (tokenizer.vocab_size < config.vocab_size)}"
+        )
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(path, tokenizer.spec)
     return tokenizer

@@ -52,7 +52,7 @@ class RefereeConfig:
     base: str = "HEAD"
     """The commit that it is compared with."""
     depths: tuple[Size, ...] = (2, 3, 4)
-    """Layers of each size; the two largest decide."""
+    """Layers of each size, two or more; the two largest decide."""
     tokens_per_weight: float = 0.2
     """The budget: training tokens per weight of the blocks and the head."""
     by: Literal["tokens", "FLOPs", "seconds"] = "tokens"

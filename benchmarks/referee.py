@@ -43,7 +43,9 @@ def git(project: str | Path, *words: str) -> str:
     command = ["git", "-C", str(project), *words]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
-        raise GitError(f"{shlex.join(command)}: {done.stderr.strip()}; a try is a commit of git")
+        raise GitError(
+            f"{shlex.join(command)}: {done.stderr.strip()}; a try is a commit (git add, git commit)"
+        )
     return done.stdout.strip()
 
 

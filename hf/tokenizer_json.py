@@ -63,7 +63,7 @@ def read(word: str | Path, bos_token: str = "") -> Given:
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
-            "tokenizer.json"
+            "tokenizer.json, such as that of a run (bash run.sh trains tiny's)"
         ) from None
     try:
         return Given(with_first_token(spec, bos_token, folder))

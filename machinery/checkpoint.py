@@ -123,7 +123,8 @@ def latest_valid(
 def _verify(path: Path, only: str = "") -> Path:
     why = why_invalid(path, only)
     if why:
-        raise CheckpointError(f"{path} cannot be used: {why}")
+        own = ", ".join(map(str, checkpoints(path / "checkpoints")))  # it is a run
+        raise CheckpointError(f"{path} cannot be used: {why}{own and f'; name one of {own}'}")
     return path
 
 

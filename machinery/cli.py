@@ -52,11 +52,9 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
 
 def preset_called(name: str) -> cfg.Preset:
     """The preset of that name or depth; UsageError, with a similar name, if there is none."""
-    others = f"there are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock"
-    if os.path.exists(name):
-        others += f" (to read that file or folder: tiny --source files:{name})"
-    near = {} if re.match(r"d\d", name) else cfg.PRESETS  # no depth is meant for another
-    return replace(cfg.find_preset(name) or lookup("preset", name, near, others), name=name)
+    others = f"there are {', '.join(cfg.PRESETS)}, and all depths up to d99, also as d99-stock; a "
+    others += f"text goes after --source, a name of yours after --name: tiny --name {name}"
+    return replace(cfg.find_preset(name) or lookup("preset", name, cfg.PRESETS, others), name=name)
 
 
 def first_word(argv: list[str]) -> tuple[str, list[str]]:
@@ -94,12 +92,19 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     )
     cfg.check_values(options)
     if isinstance(options, TrainArgs):
-        options = replace(options, train=of_one_length(options.train, flags))
+        options = replace(options, train=settled(options.train, flags))
     return with_folders(options, vars(default))
 
 
-def of_one_length(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
-    """How long to train, as typed, in place of what the preset says; UsageError if typed twice."""
+def settled(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
+    """How long to train, as typed, in place of what the preset says; UsageError if typed twice, and
+    for a learning rate that the optimizer does not have."""
+    of_muon = ["lr_scale", "matrix_lr", "embedding_lr", "head_lr"]
+    for rate in ["lr"] if train.optimizer == "muon" else of_muon:
+        if rate in flags:
+            raise UsageError(
+                f"--{rate} does nothing: adamw has --lr, muon --{', --'.join(of_muon)}"
+            )
     usual = dict(steps=0, tokens="", epochs=0.0)
     typed = {name: getattr(train, name) for name in usual if name in flags and getattr(train, name)}
     if len(typed) > 1:

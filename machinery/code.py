@@ -62,15 +62,11 @@ def edits_since(head: str, names: list[str]) -> str | None:
     objects = git(ROOT / ".git", "rev-parse", "--git-path", "objects")
     if objects is None:
         return None
-    kind = ["--object-format=sha256"] if len(head) == 64 else []
     names = [name for name in names if not (ROOT / name).parent.is_symlink()]  # as git demands
     with suppress(OSError), tempfile.TemporaryDirectory() as own:
-        for words in (
-            ["init", "--quiet", *kind],
-            ["--literal-pathspecs", "add", "--force", "--", *names],
-        ):
-            if git(own, *words) is None:
-                return None
+        git(own, "init", "--quiet")
+        if git(own, "--literal-pathspecs", "add", "--force", "--", *names) is None:
+            return None
         disk.write_text(Path(own, "objects/info/alternates"), f"{ROOT / objects[:-1]}")
         return git(own, *DIFF, "--cached", head, "--", *PATTERNS)
 

@@ -102,8 +102,6 @@ def parse_json(content: bytes, where: str | Path) -> dict:
         raise DataError(f"{where} is damaged: it holds no JSON object")
     level = [tree]
     for _ in range(DEEPEST):
-        if not level:
-            break
         level = [
             value
             for part in level

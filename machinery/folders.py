@@ -84,7 +84,7 @@ def describe_data(
         changes = [text for name, text in changed.items() if name in names]
         if changes:
             lines.append(f"decided   by {where}: {', '.join(changes)}")
-    if epochs > 4:
+    if epochs > 4 and not manifest.marks:  # a few conversations are worth more
         lines.append(
             f"warning: {epochs:.1f} epochs{whose}, but the same text teaches little after the "
             "fourth; prepare more, or lower --steps"
@@ -130,9 +130,7 @@ def check_same_run(now: dict, where: Path | str, trainer: Trainer) -> None:
     """UsageError with the fields that differ if the checkpoint `where`, with this trainer.json, is
     of another run than the one with identity `now`. With wsd, only the number of steps may differ,
     as long as `trainer` is from before the learning rate of either run begins to fall."""
-    before = dict(revisions=now["revisions"]) | trainer.identity
-    if before.pop("minutes", 0):  # how long an older run was to take: it is one of so many --steps
-        before["steps"] = trainer.steps
+    before = trainer.identity
     differ = differences(before, now, (now.keys() | before.keys()) - {"code"})
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
     if list(differ) == ["steps"] and now["schedule"] == "wsd" and type(before.get("steps")) is int:

@@ -117,7 +117,7 @@ def built(kind: type, tree: dict, where: object) -> Any:
         if name in hints:
             known[name] = checked(hints[name], x, f"{where}, {name}")
         elif kind is GPTConfig:  # a model with more to it computes something else
-            raise DataError(f"{where}, {name[:80]} is not known here")
+            raise DataError(f"{where}, {name[:80]} is not known here, perhaps of newer code")
     for one in fields(kind):
         if one.name not in known and one.default is one.default_factory is MISSING:
             raise DataError(f"{where}, {one.name} is missing")

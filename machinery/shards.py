@@ -122,7 +122,7 @@ class Manifest:
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
         if not os.path.lexists(path):
-            is_foreign = path.parent.is_dir() and not Path(folder, ".units").is_dir()  # of texts?
+            is_foreign = path.parent.exists() and not Path(folder, ".units").is_dir()  # of texts?
             named = "NEW_FOLDER" if is_foreign else shlex.quote(str(folder))
             raise UsageError(
                 f"{path} does not exist; run: python prepare_data.py {preset} --data_dir {named} "

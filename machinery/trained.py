@@ -66,18 +66,19 @@ def find_model(word: str) -> dict[str, str]:
     if (path / "dcp").is_dir() or is_export(path):
         return dict(checkpoint=folder)
     raise UsageError(
-        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor a run, a checkpoint or an "
-        f"export; {remedy_for(word)}"
+        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor a run, a checkpoint or a folder "
+        f"with a {WEIGHTS[0]}; {remedy_for(word)}"
     )
 
 
 def remedy_for(word: str) -> str:
     """What to do if there is no such run, or it has no checkpoint."""
-    run = Path("" if "/" in word else "runs", word)
-    runs = [str(path.parent) for path in sorted(run.parent.glob("*/checkpoints"))]
-    if find_preset(run.name):
-        return f"train one first: python train.py {run.name}"
-    return f"there are {', '.join(runs)}" if runs else "train one first: python train.py"
+    run = Path(word) if "/" in word else Path("runs", word).absolute()
+    runs = sorted({path.parts[-3] for path in run.parent.glob("*/checkpoints/step_*")})
+    preset = run.name if find_preset(run.name) else "tiny"
+    return (
+        f"{run.parent} has {', '.join(runs) or 'no run'}; train one first: python train.py {preset}"
+    )
 
 
 def run_of(path: str | Path) -> Path:

@@ -288,8 +288,8 @@ def reuse(job: Job) -> shards.Manifest | None:
     if not same_options or not (same_text or all(source.installed for source in job.sources)):
         reason = "its text has changed since" if same_options else "made with other options"
         raise UsageError(
-            f"{job.folder} holds other data ({reason}); choose another --data_dir, or remove it "
-            f"first: rm -r -- {shlex.quote(str(job.folder))}"
+            f"{job.folder} holds other data ({reason}); give another --name or --data_dir, or "
+            f"remove it first: rm -r -- {shlex.quote(str(job.folder))}"
         )
     try:
         manifest.check()

@@ -40,7 +40,7 @@ def find(argv: list[str], command: str) -> tuple[ShowConfig, Manifest]:
     """`[PRESET or NAME] [--option value ...]` -> the options, and the data that they name."""
     name, options = cli.first_word(argv)
     config = cli.read_options(ShowConfig(name), options, f"prepare_data.py {command} {name}")
-    return config, Manifest.load(config.data_dir or f"data/{config.name}", config.name)
+    return config, Manifest.load(config.data_dir or f"data/{config.name}")
 
 
 def show(argv: list[str]) -> None:

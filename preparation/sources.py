@@ -276,7 +276,7 @@ def probe(source: Source, units: list[dict]) -> None:
         raise UsageError(
             f"{notes.foreign / notes.bytes:.0%} of the first {notes.bytes:,} bytes of {where} are "
             f"not {source.encoding.upper()}; name their encoding, as in --encoding gb18030, big5, "
-            "cp1251, cp1252, iso2022_jp or hz, or convert them: iconv -f ISO-2022-KR -t UTF-8"
+            "cp1251, cp1252, iso2022_jp or hz, or convert them to UTF-8 with iconv"
         )
 
 

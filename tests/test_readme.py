@@ -74,7 +74,7 @@ def test_the_commands_of_the_readme_work_in_a_clean_clone(tmp_path):
     here = [c for c in commands(PAGES[:1], inline=False) if "d12" not in c[1] and "/" not in c[0]]
     for program, words in sorted(here, key=lambda command: "look" in command[1]):
         words = words.replace("--steps 3000", "--steps 16").replace("00000200", "00000004")
-        words = words.replace("--epochs 3", "")  # smaller has --steps
+        words = words.replace("--steps 100", "")  # smaller has --steps
         first, options = cli.first_word(shlex.split(words))
         if program == "prepare_data.py" and "--source" not in options:
             options += ["--source", "files:my_texts"]

@@ -70,7 +70,9 @@ def compare(argv: list[str]) -> None:
     """`eval.py compare RUN RUN ...`: print what `compared` says; draw compare_RUN+RUN.svg beside
     the first run."""
     if len(argv) < 2:
-        raise UsageError("compare needs two runs or more: python eval.py compare tiny runs/other")
+        raise UsageError(
+            f"compare needs two runs or more: eval.py compare {' '.join(argv) or 'tiny'} OTHER"
+        )
     runs = [RunFolder(trained.folder_of(word)) for word in argv]
     common, met = common_point(runs)
     say(compared(runs, common))

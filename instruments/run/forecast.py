@@ -204,7 +204,7 @@ def here(preset: cfg.Preset, usual: cfg.Preset, asked: PlanConfig) -> str:
     for minutes in times:
         run = choice.best_run(place, timed, minutes)
         command = shlex.join([*choice.command_of(place, run.preset), "--run_dir", folder(minutes)])
-        planned = f"{summary(run)} of {place.text}"
+        planned = f"{summary(run)} of text like {place.text}"
         lines += [run.plan.text] if asked.minutes else []
         lines += [f"{duration(60 * minutes)}: {planned}", f"  python {command}"]
         if asked.save:

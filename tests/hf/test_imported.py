@@ -471,7 +471,7 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     assert 0 < (learned - read(here / "model")["blocks.2.attn.k_gain"]).abs().max() < 1e-3
     assert imported.ForeignModel(out).ours and back.bos == END
     assert back.same_ids(given) and back.encode("12 ab  3") == given.encode("12 ab  3")
-    begin = [word for word in begin if word not in ("--lr", "1e-4")]
+    begin = [*TRAIN[:-2], "--data_dir", here / "data"]  # without --lr
     said = quietly(train.main, *begin, "--run_dir", here / "again", "--init_from", out)
     assert "an export of this program" in said
     ends = pytest.approx(logged(here / "run", "val_loss")[-1], abs=1e-5)
@@ -481,10 +481,10 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
 def test_what_does_not_fit_is_refused_before_anything_is_built(begun, small_data, tmp_path):
     folder, _ = begun
     model = folder / "model"
-    begin = [*TRAIN, "--init_from", model, "--run_dir", tmp_path / "run", "--data_dir"]
+    begin = [*TRAIN[:-2], "--init_from", model, "--run_dir", tmp_path / "run", "--data_dir"]
     for argv, value in (
-        ([*begin, folder / "data", "--optimizer", "muon"], "--optimizer muon"),
-        ([*begin, folder / "data", "--n_layer", 3], "--n_layer 3"),
+        ([*begin, folder / "data", "--optimizer=muon"], "--optimizer muon"),
+        ([*begin, folder / "data", "--n_layer=3"], "--n_layer 3"),
         ([*begin, small_data], f"--tokenizer {model}"),
     ):
         with pytest.raises(UsageError, match=value):

@@ -176,7 +176,7 @@ def test_this_machine_is_timed_and_the_run_is_one_that_it_can_make(
     monkeypatch.chdir(tmp_path)
     text = look(capsys, "plan", "--here", "--data_dir", small_data, "--minutes", 5, "--save")
     command = text.splitlines()[-1].strip()
-    assert command.startswith("python train.py tiny ") and "bits per byte of stdlib" in text
+    assert command.startswith("python train.py tiny ") and "byte of text like stdlib" in text
     preset = cli.parse("train.py", "train", shlex.split(command)[2:])
     assert preset.run.data_dir == str(small_data) and preset.run.run_dir == "runs/tiny_5m"
     assert f"`{command.removeprefix('python ')}`" in machines()[-1]

@@ -43,7 +43,7 @@ def test_an_option_of_another_project_is_answered_with_ours():
     assert len(named) > 40 and set(named) <= names
     assert names & {f"--{name}" for name in config.FOREIGN} == {
         f"--{name}"
-        for name in "usd_per_hour n max_new_tokens prompt temperature top_k top_p".split()
+        for name in "usd_per_hour name n max_new_tokens prompt temperature top_k top_p".split()
     }
 
 
