@@ -123,8 +123,9 @@ def latest_valid(
 def _verify(path: Path, only: str = "") -> Path:
     why = why_invalid(path, only)
     if why:
-        own = ", ".join(map(str, checkpoints(path / "checkpoints")))  # it is a run
-        raise CheckpointError(f"{path} cannot be used: {why}{own and f'; name one of {own}'}")
+        own = checkpoints(path / "checkpoints")  # if it is a run
+        newest = f"; its newest checkpoint is {own[0]}" if own else ""
+        raise CheckpointError(f"{path} cannot be used: {why}{newest}")
     return path
 
 

@@ -103,7 +103,8 @@ def settled(train: cfg.TrainConfig, flags: list[str]) -> cfg.TrainConfig:
     for rate in ["lr"] if train.optimizer == "muon" else of_muon:
         if rate in flags:
             raise UsageError(
-                f"--{rate} does nothing: adamw has --lr, muon --{', --'.join(of_muon)}"
+                f"--{rate} does nothing with --optimizer {train.optimizer}: adamw has --lr, muon "
+                f"--{', --'.join(of_muon)}"
             )
     usual = dict(steps=0, tokens="", epochs=0.0)
     typed = {name: getattr(train, name) for name in usual if name in flags and getattr(train, name)}

@@ -84,7 +84,7 @@ def describe_data(
         changes = [text for name, text in changed.items() if name in names]
         if changes:
             lines.append(f"decided   by {where}: {', '.join(changes)}")
-    if epochs > 4 and not manifest.marks:  # a few conversations are worth more
+    if epochs > 4 and not manifest.marks:  # 200 conversations still taught in the 25th
         lines.append(
             f"warning: {epochs:.1f} epochs{whose}, but the same text teaches little after the "
             "fourth; prepare more, or lower --steps"

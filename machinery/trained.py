@@ -76,9 +76,7 @@ def remedy_for(word: str) -> str:
     run = Path(word) if "/" in word else Path("runs", word).absolute()
     runs = sorted({path.parts[-3] for path in run.parent.glob("*/checkpoints/step_*")})
     preset = run.name if find_preset(run.name) else "tiny"
-    return (
-        f"{run.parent} has {', '.join(runs) or 'no run'}; train one first: python train.py {preset}"
-    )
+    return f"{run.parent} has {', '.join(runs) or 'no run'}; to train one: python train.py {preset}"
 
 
 def run_of(path: str | Path) -> Path:

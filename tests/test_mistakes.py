@@ -104,9 +104,10 @@ train.py tiny
     --num_epochs 2 --training.max_steps 9 => --epochs | --max_steps it is --steps
     --extras key_offset --extras value_embeds => --extras is given twice
     --dropout 0.1 --max_iters=9 => --dropout | read about once | --max_iters | --steps
+    {small} --data_dir {data} --run_dir {files}/new --resume {run} => checkpoints/step_00000012
     {small} --data_dir {data} --run_dir {run} --n_layer 3 => n_layer | 2 | 3 | --run_dir
     --epochs 2 --plan => --epochs 2 | --tokens
-    --lr 3e-4 --plan => --lr does nothing | --lr_scale
+    --lr 3e-4 --plan => --lr does nothing with --optimizer muon | --lr_scale
     --optimizer adamw --head_lr 1 --plan => --head_lr does nothing | --lr,
     --data_dir {files}/latin.txt => latin.txt/manifest.json | NEW_FOLDER
     --input x => --input | --source
@@ -179,7 +180,7 @@ eval.py loss tiny
     --run_dir {run} --data_dir nowhere => nowhere | python prepare_data.py
 
 eval.py loss no_run
-    => 'no_run' | tiny | model.safetensors | /runs has no run | train one first
+    => 'no_run' | tiny | model.safetensors | /runs has no run | to train one
 
 eval.py compare x
     => compare x OTHER

@@ -58,7 +58,7 @@ def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     shutil.copytree(trained_run, "mine")  # a path goes before a name in runs/
     assert trained.find_model("mine") == dict(run_dir="mine")
     for word in ("other", "runs/other"):
-        with pytest.raises(UsageError, match=f"'{word}' .*; .*runs has mine; train one first"):
+        with pytest.raises(UsageError, match=f"'{word}' .*; .*runs has mine; to train one"):
             trained.find_model(word)
     assert trained.run_of(path) == trained_run  # and of a copy in a mirror:
     assert trained.run_of(tmp_path / "mirror" / "run" / path.name) == tmp_path / "mirror" / "run"
